@@ -1,0 +1,106 @@
+"""A step: what one forward pass computes, as laid out, and the sums that its cost depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from serving.request import Request
+
+
+class Packed(NamedTuple):
+    """Only useful tokens, back to back, with `cu_seqlens` as their bounds."""
+
+
+class Padded(NamedTuple):
+    """A rectangle: every prompt padded (on the left) to `width`, rows fixed until the drain."""
+
+    width: int
+    rows: tuple[Request, ...]
+
+
+Layout = Packed | Padded
+
+
+class Work(NamedTuple):
+    """A prompt, or a chunk of one (after a preemption, of prompt + outputs)."""
+
+    request: Request
+    start: int
+    """Tokens of it already computed, prefix hits included."""
+    tokens: int
+    """Tokens of it that this step computes."""
+    samples: bool
+    """Whether this step reaches the end of the known tokens and so emits a token."""
+
+
+class Decodes(Protocol):
+    """The decodes of a step, one token each, as a group."""
+
+    @property
+    def rows(self) -> int:
+        """Rows computed, finished ones that keep their row included."""
+
+    @property
+    def live(self) -> int:
+        """Rows that emit a token."""
+
+    def members(self) -> Sequence[tuple[Request, int]]:
+        """The live rows with each one's context (tokens computed before this step).
+
+        O(rows): for the executor and for exact fallbacks. Valid until the next plan.
+        """
+
+
+class NoDecodes:
+    """The decodes of a step that has none."""
+
+    rows = 0
+    live = 0
+
+    def members(self) -> Sequence[tuple[Request, int]]:
+        """Nobody."""
+        return ()
+
+
+class Features(NamedTuple):
+    """What a step costs is a function of these sums, never of the policy's name.
+
+    A slot is one token position that is computed, useful or not. A pair is one query-key pair
+    under the causal mask: a chunk of n tokens after a context of c has n·c + n(n+1)/2, a padded
+    row of width w has w(w+1)/2, a decode over a context of c has c + 1.
+    """
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefill_slots: int = 0
+    decode_slots: int = 0
+    prefill_useful_pairs: int = 0
+    prefill_computed_pairs: int = 0
+    decode_useful_pairs: int = 0
+    decode_computed_pairs: int = 0
+    prefill_rows: int = 0
+    decode_rows: int = 0
+    sampled_rows: int = 0
+    prefill_kv: int = 0
+    """KV positions that prefill attention reads: Σ (context + chunk), padded rows: Σ width."""
+
+
+class Step(NamedTuple):
+    """One forward pass. A step without rows exists only under asynchronous scheduling."""
+
+    id: int
+    layout: Layout
+    prefill: tuple[Work, ...]
+    decodes: Decodes
+    preempted: tuple[Request, ...]
+    features: Features
+    waiting: int
+    running: int
+    blocks_used: int
+
+
+class Wait(NamedTuple):
+    """Nothing to run now. Plan again at the next arrival, or at `until` (s) if that is sooner."""
+
+    until: float | None = None
