@@ -1,0 +1,52 @@
+"""The cost model that a command line names: `fixed`, `roofline`, or a file of a fitted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.cost import CostModel
+from sim.fixed import FixedCost
+from sim.hardware import load_hardware
+from sim.models import load_model
+from sim.roofline import Roofline
+
+
+def load_cost(
+    spec: str,
+    *,
+    step_s: float | None = None,
+    model: str | None = None,
+    hardware: str | None = None,
+    tp: int = 1,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    overhead_layer_s: float | None = None,
+    allreduce_bytes_per_s: float | None = None,
+    allreduce_s: float | None = None,
+) -> CostModel:
+    """The cost model called `spec`.
+
+    Raises:
+        ValueError: an unknown kind, or a flag that it needs and lacks; for what a flag names see
+            `load_model` and `load_hardware`.
+    """
+    if spec == "fixed":
+        if step_s is None:
+            raise ValueError("--cost fixed needs --step-ms")
+        return FixedCost(step_s)
+    if spec == "roofline":
+        if model is None or hardware is None:
+            raise ValueError("--cost roofline needs --model and --hardware")
+        return Roofline(
+            load_model(model),
+            load_hardware(hardware),
+            tp,
+            dtype,
+            kv_dtype,
+            allreduce_bytes_per_s,
+            allreduce_s,
+            overhead_layer_s,
+        )
+    if not Path(spec).is_file():
+        raise ValueError(f"--cost {spec}: neither fixed nor roofline, and no such file")
+    raise ValueError(f"--cost {spec}: files of fitted costs are not read yet")

@@ -1,0 +1,161 @@
+"""A step's time from shapes and hardware figures alone: the sum over its operations of the longer
+of computing and moving bytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.step import Features
+from sim.curve import Curve
+from sim.hardware import Hardware
+from sim.models import Model
+from sim.operations import allreduce_curve, gemm_s, layer_s
+from sim.useful import useful_bytes, useful_flops
+
+SLOTS = (*(2**i for i in range(9)), *range(384, 1024, 128), *(2**i for i in range(10, 16)))
+"""Where the layers' time is worked out, slots of one step; straight lines between."""
+
+
+class Roofline:
+    """A cost model that needs no measurement of the model it prices.
+
+    With s slots, P and D computed pairs of prefill and decode, r sampled rows, a step takes
+
+        layers(s) + prefill(P, slots, KV) + head(r) + decode(D, rows)
+
+    layers: per layer q/k/v, o, gate/up and down products of s tokens, the small kernels between
+    them (bound by bytes), launches, and two all-reduces where tp > 1; a curve over s made once.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_decode_fixed",
+        "_decode_row",
+        "_head",
+        "_layers",
+        "_prefill_fixed",
+        "_prefill_kv",
+        "_prefill_pair",
+        "_prefill_slot",
+        "dtype",
+        "hardware",
+        "kv_dtype",
+        "model",
+        "peak_bytes_per_s",
+        "peak_flops",
+        "tp",
+    )
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        tp: int = 1,
+        dtype: str = "bf16",
+        kv_dtype: str = "bf16",
+        allreduce_bytes_per_s: float | None = None,
+        allreduce_s: float | None = None,
+        overhead_layer_s: float | None = None,
+    ) -> None:
+        """Work out the coefficients of `model` on `tp` GPUs.
+
+        `allreduce_bytes_per_s` and `allreduce_s` replace the measured all-reduce by latency plus
+        message bytes over bandwidth; `overhead_layer_s` replaces the launches of a layer.
+
+        Raises:
+            ModelError: heads that `tp` does not divide, an unknown dtype.
+            HardwareError: no all-reduce was measured for `tp` GPUs and none was given.
+        """
+        model.check_tp(tp)
+        self.model, self.hardware, self.tp = model, hardware, tp
+        self.dtype, self.kv_dtype = dtype, kv_dtype
+        self.peak_flops = hardware.peak_flops(dtype) * tp
+        self.peak_bytes_per_s = hardware.bytes_per_s * tp
+
+        fit, layers = hardware.efficiency, model.layers
+        reduce = allreduce_curve(hardware, tp, allreduce_bytes_per_s, allreduce_s)
+        launch = fit.layer_s if overhead_layer_s is None else overhead_layer_s
+        self._layers = Curve(
+            SLOTS,
+            [layers * (launch + layer_s(model, hardware, tp, dtype, s, reduce)) for s in SLOTS],
+        )
+        head_rows = (0, *SLOTS)
+        self._head = Curve(
+            head_rows,
+            [gemm_s(hardware, "bf16", r, -(-model.vocab // tp), model.hidden) for r in head_rows],
+        )
+
+        heads = model.heads // tp
+        kv_token = model.kv_bytes_per_token(kv_dtype, tp)  # of all layers
+        pair_flops = 4.0 * model.head_dim * heads * layers
+        prefill, decode = fit.prefill, fit.decode
+        self._prefill_fixed = layers * prefill.latency_s
+        self._prefill_pair = pair_flops / (hardware.bf16_flops * prefill.compute)
+        self._prefill_slot = self._prefill_pair * prefill.pairs_per_token
+        self._prefill_kv = kv_token / (hardware.bytes_per_s * prefill.memory)
+        self._decode_fixed = layers * decode.latency_s
+        self._decode_row = layers * decode.head_s * model.kv_heads_per_gpu(tp)
+        bandwidth = Curve(decode.bytes, decode.memory)
+        pairs = [b * layers / kv_token for b in decode.bytes]
+        self._decode = Curve(
+            pairs,
+            [p * kv_token / (hardware.bytes_per_s * bandwidth.at(b))
+             for p, b in zip(pairs, decode.bytes, strict=True)],
+        )  # fmt: skip
+
+    def seconds(self, f: Features) -> float:
+        """Seconds of one step; an empty step takes none."""
+        total = self._before_decode(f)
+        if not f.decode_slots:
+            return total
+        curve = self._decode
+        pairs = f.decode_computed_pairs
+        i = bisect_right(curve.xs, pairs) - 1
+        moved = curve.ys[i] + (pairs - curve.xs[i]) * curve.slopes[i]
+        rows = f.decode_rows * self._decode_row
+        return total + (self._decode_fixed + (moved if moved > rows else rows))
+
+    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
+        """Seconds of `k` decode steps in a row, shape [k]."""
+        total = self._before_decode(f)
+        if not f.decode_slots:
+            return np.full(k, total)
+        pairs = f.decode_computed_pairs + f.decode_rows * np.arange(k, dtype=np.int64)
+        moved = self._decode.many(pairs)
+        rows = f.decode_rows * self._decode_row
+        value: NDArray[np.float64] = total + (self._decode_fixed + np.maximum(moved, rows))
+        return value
+
+    def _before_decode(self, f: Features) -> float:
+        """Everything but decode attention: what stays the same in a run of decode steps."""
+        slots = f.prefill_slots + f.decode_slots
+        if not slots:
+            return 0.0
+        curve = self._layers
+        i = bisect_right(curve.xs, slots) - 1
+        total = curve.ys[i] + (slots - curve.xs[i]) * curve.slopes[i]
+        if f.prefill_slots:
+            compute = (
+                f.prefill_computed_pairs * self._prefill_pair + f.prefill_slots * self._prefill_slot
+            )
+            moved = f.prefill_kv * self._prefill_kv
+            total += self._prefill_fixed + (compute if compute > moved else moved)
+        if f.sampled_rows:
+            total += self._head.at(f.sampled_rows)
+        return total
+
+    def flops(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Useful arithmetic of each step over all GPUs, FLOPs, shape [steps].
+
+        Two a weight and useful token, 4 × head_dim × heads × layers a useful pair, and the LM head
+        on sampled rows. `columns` has the step table's names.
+        """
+        return useful_flops(self.model, columns)
+
+    def bytes(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Weights and KV that each step must move over all GPUs, bytes, shape [steps]."""
+        return useful_bytes(self.model, self.dtype, self.kv_dtype, columns)
