@@ -1,0 +1,101 @@
+"""One way in: a file of any known format, or a built-in workload, as a Trace."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from traces.errors import TraceError
+from traces.trace import Trace
+from traces.trouble import OnBadRow, Trouble
+from traces.workloads import DEFAULT_REQUESTS, WORKLOADS
+
+Progress = Callable[[int], None]
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    limit: int | None = None,
+    rate_scale: float = 1.0,
+    seed: int = 0,
+    on_bad_row: OnBadRow = "error",
+    bad_rows: str | os.PathLike[str] | None = None,
+    spread_ties: bool = False,
+) -> Trace:
+    """Read the trace at `source`, or draw the built-in workload of that name.
+
+    An existing path wins over a workload's name. Arrivals are seconds from the first, sorted.
+
+    Args:
+        source: a path, or `chat`, `code`, `long-context`.
+        format: a name in `traces.formats`; chosen by content where None.
+        limit: the first so many requests by arrival; a workload draws so many (default 1,000).
+        rate_scale: the factor on the arrival rate (2 halves all arrival times).
+        seed: seeds a workload's draws and the spreading of ties.
+        on_bad_row: `error` stops at the first bad row; `skip` leaves bad rows out, counts them in
+            the notes and lists them in `bad_rows`.
+        bad_rows: the side file of `skip`; `<file name>.bad-rows.csv` in the current folder
+            where None.
+        spread_ties: spread requests that share a timestamp within the clock's tick.
+
+    Raises:
+        TraceError: the file cannot be used; the message says where and what to do.
+    """
+    if limit is not None and limit < 1:
+        raise TraceError(f"limit must be at least 1, not {limit}")
+    path = Path(source)
+    if path.exists():
+        trace = _read(path, format, on_bad_row, bad_rows)
+    elif str(source) in WORKLOADS and format is None:
+        trace = WORKLOADS[str(source)].draw(limit or DEFAULT_REQUESTS, seed)
+    else:
+        raise TraceError(_unknown(str(source), format))
+    if limit is not None:
+        trace = trace.head(limit)
+    if spread_ties:
+        from traces.edit import spread
+
+        trace = spread(trace, seed)
+    return trace if rate_scale == 1 else trace.at_rate(rate_scale)
+
+
+def _read(
+    path: Path, format: str | None, on_bad_row: OnBadRow, bad_rows: str | os.PathLike[str] | None
+) -> Trace:
+    """Read a file: choose the format, gather its chunks, finish."""
+    from traces.formats import BY_NAME, choose
+    from traces.rows import Rows
+    from traces.source import Source
+
+    source = Source.at(path)
+    if format is None:
+        chosen, reason = choose(source)
+        note = f"read as {chosen.name}: {reason}"
+    elif format in BY_NAME:
+        chosen, note = BY_NAME[format], f"read as {format}: asked for"
+    else:
+        near = difflib.get_close_matches(format, BY_NAME, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TraceError(f"no format {format!r}{hint} There are {', '.join(BY_NAME)}.")
+    side_file = Path(bad_rows) if bad_rows is not None else Path(f"{path.name}.bad-rows.csv")
+    with Trouble(source.name, on_bad_row, side_file) as trouble:
+        rows = Rows(chosen.layout, trouble)
+        for chunk in chosen.reader(source, chosen.layout, trouble):
+            rows.add(chunk)
+        return rows.finish(path.name, (note,))
+
+
+def _unknown(source: str, format: str | None) -> str:
+    """Why `source` is neither a file nor a workload."""
+    if format is not None and source in WORKLOADS:
+        return f"{source}: a built-in workload has no --format. Leave it out, or give a file."
+    near = difflib.get_close_matches(source, WORKLOADS, n=1)
+    folder = Path(source).parent
+    files = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    near += difflib.get_close_matches(Path(source).name, files, n=2)
+    hint = f" Nearest: {', '.join(near)}." if near else ""
+    return f"{source}: no such file or built-in workload ({', '.join(WORKLOADS)}).{hint}"
