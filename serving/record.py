@@ -126,10 +126,11 @@ def _series(values: Any, dtype: str) -> pd.Series[Any]:
     """Values as a column of a table; pandas would otherwise make text a type of its own."""
     if dtype != "category":
         return pd.Series(np.asarray(values, dtype), dtype=dtype)
-    known = pd.Categorical(values, categories=list(KINDS))
-    if (known.codes < 0).any():
-        raise ValueError(f"events: {values[int(np.argmin(known.codes))]!r} is no kind of event")
-    return pd.Series(known)
+    kinds = pd.Index(list(KINDS))
+    codes = kinds.get_indexer(pd.Index(values))
+    if (codes < 0).any():
+        raise ValueError(f"{values[int(np.argmin(codes))]!r} is no kind of event")
+    return pd.Series(pd.Categorical.from_codes(codes, kinds))
 
 
 def dump_json(value: Mapping[str, Any], path: Path) -> None:
@@ -175,19 +176,21 @@ def _read_table(columns: Mapping[str, str], path: Path) -> pd.DataFrame:
     if missing:
         raise RecordError(f"{path}: lacks the column {', '.join(missing)}")
     try:
-        values = {name: _values(arrow.column(name), dtype) for name, dtype in columns.items()}
+        values = {name: _values(arrow.column(name), name, dtype) for name, dtype in columns.items()}
         return make_table(values, columns)
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except (pa.ArrowException, ValueError) as error:
         raise RecordError(f"{path}: {error}") from error
 
 
-def _values(column: pa.ChunkedArray, dtype: str) -> Any:
+def _values(column: pa.ChunkedArray, name: str, dtype: str) -> Any:
     """An Arrow column as values for `make_table`."""
     if dtype == "object":
         return column.to_pylist()
     if dtype == "category":
         return column.cast(pa.string()).to_numpy()
-    return column.to_numpy().astype(dtype, casting="safe", copy=False)
+    if column.type != _ARROW[dtype] or (dtype == "int64" and column.null_count):
+        raise ValueError(f"{name} is {column.type} with {column.null_count} nulls, not {dtype}")
+    return column.to_numpy()
 
 
 def _read_config(path: Path) -> dict[str, Any]:
