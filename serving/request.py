@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 
 class Status(IntEnum):
@@ -16,32 +17,30 @@ class Status(IntEnum):
 
 
 class Request:
-    """One request. Facts never change; the state is written by the core and the planner.
+    """One request. Facts never change; the state is the planner's.
 
-    `computed` and `done` are exact for a request that its planner handles one by one; while it
-    only decodes as a member of a group, the group knows them (`Decodes.context`).
+    All state is as planned: a step counts from the moment it is planned, also while it runs.
+    `computed` and `sampled` are exact for a request that is handled one by one; for a member of a
+    `DecodeGroup` the group knows them.
     """
 
     __slots__ = (
-        "admitted_wait",
         "arrival",
-        "blocks",
         "cached",
         "computed",
-        "done",
         "end_tick",
         "hashes",
-        "in_flight",
         "index",
         "offset",
         "output",
         "priority",
-        "promised",
         "prompt",
         "row",
+        "sampled",
         "seq",
-        "stale",
         "status",
+        "target",
+        "wait_mark",
     )
 
     def __init__(
@@ -51,7 +50,7 @@ class Request:
         prompt: int,
         output: int,
         priority: int = 0,
-        hashes: Sequence[int] | None = None,
+        hashes: Sequence[int] = (),
     ) -> None:
         # facts
         self.index = index  # row in the trace
@@ -59,29 +58,27 @@ class Request:
         self.prompt = prompt  # tokens
         self.output = output  # tokens asked for
         self.priority = priority  # smaller first
-        self.hashes = hashes  # one per KV block of the prompt, as `Blocks` wants them
+        self.hashes = hashes  # one per full KV block of the prompt
         # state
         self.status = Status.WAITING
-        self.computed = 0  # tokens whose KV is computed (or planned, two steps deep)
-        self.done = 0  # output tokens known
-        self.promised = 0  # sampled in a step whose outcome is not known yet ("placeholders")
-        self.in_flight = 0  # scheduled tokens whose outcome is not known yet
-        self.stale = 0  # the part of in_flight from before a preemption
+        self.computed = 0  # tokens whose KV is computed
+        self.sampled = 0  # output tokens
+        self.target = prompt  # tokens that its prefill computes: prompt + outputs when resumed
         self.seq = -1  # order of admission
-        self.row = -1  # row in a padded batch
+        self.row = -1  # row of a padded batch
         self.offset = 0  # in a group: computed = group tick + offset
-        self.end_tick = -1  # in a group: the tick that samples the last token
-        self.blocks = 0  # KV blocks held
-        self.cached: list[object] = []  # with prefix caching: the held blocks that have a hash
-        self.admitted_wait = 0.0  # the core's waiting clock when it arrived
+        self.end_tick = -1  # in a group: the tick that samples its last token
+        self.cached: list[Any] = []  # with prefix caching: its blocks that have a hash, in order
+        # reading of the core's grouping-wait clock at its arrival; None once it was scheduled
+        self.wait_mark: float | None = 0.0
 
     @property
     def known(self) -> int:
         """Prompt and outputs so far, tokens."""
-        return self.prompt + self.done
+        return self.prompt + self.sampled
 
     def __repr__(self) -> str:
         return (
             f"Request({self.index}, prompt={self.prompt}, output={self.output}, "
-            f"computed={self.computed}, done={self.done}, {self.status.name.lower()})"
+            f"computed={self.computed}, sampled={self.sampled}, {self.status.name.lower()})"
         )

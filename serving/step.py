@@ -12,6 +12,9 @@ class Packed(NamedTuple):
     """Only useful tokens, back to back, with `cu_seqlens` as their bounds."""
 
 
+PACKED = Packed()
+
+
 class Padded(NamedTuple):
     """A rectangle: every prompt padded (on the left) to `width`, rows fixed until the drain."""
 
@@ -35,32 +38,14 @@ class Work(NamedTuple):
 
 
 class Decodes(Protocol):
-    """The decodes of a step, one token each, as a group."""
-
-    @property
-    def rows(self) -> int:
-        """Rows computed, finished ones that keep their row included."""
-
-    @property
-    def live(self) -> int:
-        """Rows that emit a token."""
+    """The decodes of a step, one token each, as a group; how many there are, the features say."""
 
     def members(self) -> Sequence[tuple[Request, int]]:
-        """The live rows with each one's context (tokens computed before this step).
+        """Those that emit a token, with each one's context (tokens computed before this step).
 
-        O(rows): for the executor and for exact fallbacks. Valid until the next plan.
+        O(rows), for the executor and for exact fallbacks. Valid from the plan of the step until
+        the next plan.
         """
-
-
-class NoDecodes:
-    """The decodes of a step that has none."""
-
-    rows = 0
-    live = 0
-
-    def members(self) -> Sequence[tuple[Request, int]]:
-        """Nobody."""
-        return ()
 
 
 class Features(NamedTuple):
@@ -84,6 +69,30 @@ class Features(NamedTuple):
     sampled_rows: int = 0
     prefill_kv: int = 0
     """KV positions that prefill attention reads: Σ (context + chunk), padded rows: Σ width."""
+
+
+def packed_features(works: Sequence[Work], live: int, decode_pairs: int) -> Features:
+    """Sums of a packed step: `works`, and `live` decodes over `decode_pairs` query-key pairs."""
+    tokens = pairs = read = sampled = 0
+    for _, start, n, samples in works:
+        tokens += n
+        pairs += n * start + n * (n + 1) // 2
+        read += start + n
+        sampled += samples
+    return Features(
+        tokens,
+        live,
+        tokens,
+        live,
+        pairs,
+        pairs,
+        decode_pairs,
+        decode_pairs,
+        len(works),
+        live,
+        sampled + live,
+        read,
+    )
 
 
 class Step(NamedTuple):

@@ -1,0 +1,1 @@
+"""Who runs next: groupings, layouts and lifecycles, and the named policies they make."""

@@ -1,0 +1,136 @@
+"""Decodes that simply go on, advanced as one: a count, a sum, and a calendar of those that end."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from serving.request import Request
+
+
+class DecodeGroup:
+    """Running requests that want one token each; a step costs O(1), joining and leaving O(log n).
+
+    The group counts its steps in ticks. A member's computed tokens are tick + offset, so advancing
+    all of them is advancing the tick. Members are sorted by the tick modulo the block size at which
+    they next open a KV block, and entered in a calendar under the tick that samples their last
+    token: they leave the group by themselves then.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.tick = 0
+        self.live = 0
+        self.context = 0  # sum of the members' computed tokens
+        self._size = block_size
+        self._opening = [0] * block_size  # members that open a block at tick ≡ i
+        self._ends: dict[int, dict[Request, None]] = {}
+        self._end_ticks: list[int] = []  # heap; may hold ticks whose members have left
+        self._members: dict[Request, None] = {}
+        self._fresh: dict[Request, None] = {}  # joined since the last step
+        self._ended: Sequence[Request] = ()  # left with the last step
+
+    def __contains__(self, request: Request) -> bool:
+        return request.end_tick >= 0
+
+    def computed(self, request: Request) -> int:
+        """A member's computed tokens."""
+        return self.tick + request.offset
+
+    def newcomer(self, request: Request) -> bool:
+        """Whether a member has joined since the last step."""
+        return request in self._fresh
+
+    def members(self) -> Sequence[tuple[Request, int]]:
+        """Who took part in the last step, with the tokens computed before it, O(members)."""
+        before, fresh = self.tick - 1, self._fresh
+        took_part = [r for r in self._members if r not in fresh] if fresh else self._members
+        return [(r, before + r.offset) for r in (*took_part, *self._ended)]
+
+    def opening(self) -> int:
+        """KV blocks that the next step opens."""
+        return self._opening[self.tick % self._size]
+
+    def opens(self, request: Request) -> bool:
+        """Whether a member opens a KV block in the next step."""
+        return (self.tick + request.offset) % self._size == 0
+
+    def join(self, request: Request) -> None:
+        """Its prompt is done and at least one more token is wanted."""
+        tick = self.tick
+        request.offset = request.computed - tick
+        end = tick + request.output - request.sampled - 1
+        request.end_tick = end
+        ending = self._ends.get(end)
+        if ending is None:
+            ending = self._ends[end] = {}
+            heapq.heappush(self._end_ticks, end)
+        ending[request] = None
+        self._members[request] = None
+        self._fresh[request] = None
+        self.live += 1
+        self.context += request.computed
+        self._opening[-request.offset % self._size] += 1
+
+    def leave(self, request: Request) -> None:
+        """Before its time: preempted, or passed over in this step. Its state becomes its own."""
+        ending = self._ends[request.end_tick]
+        del ending[request]
+        if not ending:
+            del self._ends[request.end_tick]
+        self._fresh.pop(request, None)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        computed = self.tick + request.offset
+        request.computed = computed
+        request.sampled = request.output - (request.end_tick - self.tick + 1)
+        request.end_tick = -1
+        del self._members[request]
+        self.live -= 1
+        self.context -= computed
+        self._opening[-request.offset % self._size] -= 1
+
+    def advance(self, steps: int = 1) -> Sequence[Request]:
+        """All members take `steps` tokens; those that thereby have all of theirs leave.
+
+        Nobody may end before the last of these steps (see `until_end`).
+        """
+        if self._fresh:
+            self._fresh = {}
+        self.context += self.live * steps
+        self.tick += steps
+        ending = self._ends.pop(self.tick - 1, None)
+        if ending is None:
+            self._ended = ()
+            return ()
+        for request in ending:
+            self._forget(request)
+        self._ended = ended = list(ending)
+        return ended
+
+    def until_end(self) -> int:
+        """Steps from now on until somebody samples a last token, that step included; 0: nobody."""
+        heap = self._end_ticks
+        while heap and (heap[0] < self.tick or heap[0] not in self._ends):
+            heapq.heappop(heap)
+        return heap[0] - self.tick + 1 if heap else 0
+
+    def opening_run(self, steps: int) -> list[int]:
+        """KV blocks opened in each of the next `steps` steps if the members stay the same."""
+        opening, size = self._opening, self._size
+        return [opening[t % size] for t in range(self.tick, self.tick + steps)]
+
+    def steps_within(self, free: int, most: int) -> int:
+        """How many of the next `most` steps `free` KV blocks are enough for."""
+        if self.live and self._size * free >= self.live * (most + self._size):
+            return most  # cheap: even spread evenly there is more than enough
+        per_cycle = self.live
+        cycles = min(free // per_cycle, most // self._size) if per_cycle else 0
+        free -= cycles * per_cycle
+        steps = cycles * self._size
+        while steps < most:
+            free -= self._opening[(self.tick + steps) % self._size]
+            if free < 0:
+                break
+            steps += 1
+        return steps
