@@ -24,13 +24,6 @@ from tests.report.toy import toy
 
 DRAIN = ("static", "dynamic-padding", "bucketing", "token-aware")
 POLICIES = (*DRAIN, "continuous", "chunked-prefill")
-    "static",
-    "dynamic-padding",
-    "bucketing",
-    "token-aware",
-    "continuous",
-    "chunked-prefill",
-)
 
 
 def text(renderable: RenderableType, width: int) -> str:
