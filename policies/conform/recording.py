@@ -97,6 +97,16 @@ class VllmRecording(_Recording):
     config: VllmConfig
     iterations: Annotated[list[VllmIteration], Field(min_length=1)]
 
+    @model_validator(mode="after")
+    def _prompts_fit(self) -> VllmRecording:
+        limit = self.config.max_model_len
+        for r in self.requests:
+            if r.prompt_len >= limit:
+                raise ValueError(
+                    f"request {r.idx} has a prompt of {r.prompt_len} tokens, max_model_len is {limit}"
+                )
+        return self
+
 
 class SglangConfig(_Part):
     """The settings of an SGLang recording, under SGLang's names."""

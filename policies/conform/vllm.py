@@ -33,8 +33,8 @@ def requests_of(recording: VllmRecording) -> list[Request]:
     return made
 
 
-def build(config: VllmConfig, refuse: bool = False) -> tuple[Core, Continuous, Recorder]:
-    """The policy that a vLLM recording is held against.
+def build(config: VllmConfig, refuse: bool = False) -> tuple[Core, Observer]:
+    """The policy that a vLLM recording is held against, and who says what it did.
 
     Args:
         config: the recording's settings.
@@ -57,7 +57,8 @@ def build(config: VllmConfig, refuse: bool = False) -> tuple[Core, Continuous, R
         ORDERS[config.policy](),
         recorder,
     )
-    return Core(planner, recorder, config.max_model_len, refuse=refuse), planner, recorder
+    core = Core(planner, recorder, config.max_model_len, refuse=refuse)
+    return core, Observer(planner, recorder)
 
 
 class Observer:
@@ -95,12 +96,17 @@ class Observer:
         return {r: tokens for r, kind, tokens in lines if kind == ADMIT and tokens}
 
 
-def replay(recording: VllmRecording, refuse: bool = False) -> Iterator[dict[str, Any]]:
+def replay(recording: VllmRecording) -> Iterator[dict[str, Any]]:
     """What this project decides on a recording's requests, step by step, without end."""
-    core, planner, recorder = build(recording.config, refuse)
+    core, observe = build(recording.config)
+    return drive(recording, core, observe)
+
+
+def drive(recording: VllmRecording, core: Core, observe: Observer) -> Iterator[dict[str, Any]]:
+    """Lead `core` through a recording's requests; each line is complete when it comes."""
     arrivals = deque(requests_of(recording))
-    drive = _asynchronous if recording.config.async_scheduling else _synchronous
-    return drive(core, Observer(planner, recorder), arrivals)
+    asynchronous = recording.config.async_scheduling
+    return (_asynchronous if asynchronous else _synchronous)(core, observe, arrivals)
 
 
 def _synchronous(

@@ -1,0 +1,170 @@
+"""The Python API: load a trace, replay it under a policy, compare policies."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lengthwise.config import RunConfig
+from lengthwise.prepare import Prepared, prepare, requests_of
+from policies.compose import NAMED, compose
+from serving.assemble import assemble
+from serving.core import Core
+from serving.record import Record
+from serving.recorder import Recorder
+from serving.request import Request
+from sim.engine import Options, simulate
+from traces import Trace, load
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many requests have arrived."""
+
+
+def load_trace(source: str | Path, **options: Any) -> Trace:
+    """Read a trace file, or draw a built-in workload (`chat`, `code`, `long-context`).
+
+    Options and errors are those of `traces.load`.
+    """
+    return load(source, **options)
+
+
+def replay(
+    trace: Trace | str | Path,
+    policy: str = "chunked-prefill",
+    progress: Progress | None = None,
+    **options: Any,
+) -> Record:
+    """Replay a trace under a policy against the simulated clock.
+
+    Args:
+        trace: a trace, a file, or the name of a built-in workload.
+        policy: one of the six, or a user's own (`file.py:MyPolicy`).
+        progress: told of the progress now and then.
+        options: the flags of `lengthwise replay`, with underscores.
+
+    Returns:
+        The record: `.summary`, `.requests`, `.steps`, `.events`.
+
+    Raises:
+        ValueError: the user's mistake, with the flag, what was found and what to do.
+    """
+    config = RunConfig.of(policy=policy, **options)
+    if not isinstance(trace, Trace):
+        config = config.model_copy(update={"trace": str(trace)})
+        trace = read_trace(config)
+    return run(prepare(config, trace), trace, progress)
+
+
+def compare(
+    trace: Trace | str | Path,
+    policies: Sequence[str] = tuple(NAMED),
+    progress: Callable[[str], Progress | None] | None = None,
+    **options: Any,
+) -> dict[str, Record]:
+    """Replay one trace under several policies.
+
+    Options that only some of the policies know go to those (a token budget, bucket bounds).
+
+    Returns:
+        A record for each policy, in the order given.
+    """
+    if not isinstance(trace, Trace):
+        config = RunConfig.of(trace=str(trace), **options)
+        trace = read_trace(config)
+        options = {**options, "trace": config.trace}
+    prepared = [prepare(own_options(policy, options), trace) for policy in policies]
+    return {
+        policy: run(ready, trace, None if progress is None else progress(policy))
+        for policy, ready in zip(policies, prepared, strict=True)
+    }
+
+
+def own_options(policy: str, options: Mapping[str, Any]) -> RunConfig:
+    """The options of a comparison that this policy knows.
+
+    A token budget below the model's limit is not for `continuous`, whose prompts stay whole.
+    """
+    known = dict(options)
+    if policy in ("static", "dynamic-padding", "bucketing", "continuous"):
+        known.pop("max_num_batched_tokens", None)
+    if policy in NAMED and policy != "bucketing":
+        known.pop("bucket_bounds", None)
+        known.pop("max_wait_ms", None)
+    if policy in NAMED and NAMED[policy].lifecycle == "drain":
+        for option in ("long_prefill_token_threshold", "watermark", "enable_prefix_caching"):
+            known.pop(option, None)
+    return RunConfig.of(policy=policy, **known)
+
+
+def read_trace(config: RunConfig) -> Trace:
+    """The trace that a configuration names."""
+    return load(
+        str(config.trace),
+        format=config.format,
+        limit=config.limit,
+        rate_scale=config.rate_scale,
+        seed=config.seed,
+        on_bad_row=config.on_bad_row,
+    )
+
+
+def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Record:
+    """Simulate a prepared run."""
+    recorder = Recorder()
+    planner = compose(ready.point, ready.settings, recorder)
+    core = Core(planner, recorder, ready.settings.max_model_len)
+    requests = requests_of(
+        trace, ready.settings.block_size, ready.settings.enable_prefix_caching
+    )
+    if progress is not None:
+        requests = _reporting(requests, len(trace), progress)
+    how = Options(
+        depth=2 if ready.settings.async_scheduling else 1,
+        jump=ready.config.jump,
+        cuda_graphs=ready.config.cuda_graphs,
+    )
+    simulate(requests, [(core, recorder)], ready.cost, how)
+    return finish(ready, trace, [recorder])
+
+
+def finish(ready: Prepared, trace: Trace, recorders: Sequence[Recorder]) -> Record:
+    """The record of what the recorders hold."""
+    cost: Any = ready.cost
+    tables = assemble(
+        trace, recorders, getattr(cost, "flops", None), getattr(cost, "bytes", None)
+    )
+    return Record(describe(ready), *tables, notes=ready.notes)
+
+
+def describe(ready: Prepared) -> dict[str, Any]:
+    """A record's config.json: the flags as asked for, what followed from them, and versions."""
+    return {
+        "run": ready.config.model_dump(mode="json", exclude_none=True),
+        **ready.facts,
+        "backend": "simulated",
+        "versions": versions("lengthwise", "numpy", "simpy"),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python and of the packages that a run depends on."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def _reporting(
+    requests: Iterator[Request], total: int, progress: Progress
+) -> Iterator[Request]:
+    for count, request in enumerate(requests):
+        if count % 64 == 0:
+            progress(count, total)
+        yield request
+    progress(total, total)

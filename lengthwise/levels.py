@@ -1,0 +1,95 @@
+"""Quantities that hold between changes (requests running, tokens in the step), over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from serving.gaps import StepIndex
+from serving.record import Record
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """A quantity that is `values[i]` from `times[i]` to `times[i + 1]`, and 0 before and after."""
+
+    times: FloatArray
+    """Seconds, rising, shape [changes]."""
+    values: FloatArray
+    """Shape [changes]; the last one is 0."""
+
+    @classmethod
+    def of(cls, times: ArrayLike, changes: ArrayLike) -> Level:
+        """The running sum of `changes` at `times` (s, any order)."""
+        at, by = np.asarray(times, np.float64), np.asarray(changes, np.float64)
+        order = np.argsort(at, kind="stable")
+        moments, first = np.unique(at[order], return_index=True)
+        sums = np.cumsum(by[order])
+        return cls(moments, sums[np.append(first[1:], len(sums)) - 1] if len(sums) else sums)
+
+    def mean(self, edges: FloatArray) -> FloatArray:
+        """The mean over each interval between `edges` (s, rising), shape [edges - 1]."""
+        if not len(self.times):
+            return np.zeros(len(edges) - 1)
+        area = np.append(0.0, np.cumsum(self.values[:-1] * np.diff(self.times)))
+        means: FloatArray = np.diff(np.interp(edges, self.times, area)) / np.diff(edges)
+        return means
+
+
+def in_steps(steps: pd.DataFrame, values: ArrayLike) -> Level:
+    """A quantity of the step that runs, summed over replicas, 0 while idle.
+
+    Args:
+        steps: the step table.
+        values: one a step.
+    """
+    v = np.asarray(values, np.float64)
+    return Level.of(
+        np.concatenate([steps["start_s"].to_numpy(), steps["end_s"].to_numpy()]),
+        np.concatenate([v, -v]),
+    )
+
+
+def waiting(record: Record) -> Level:
+    """Requests that have arrived, or were preempted, and are in no seat."""
+    index = StepIndex.of(record.requests, record.steps, record.events)
+    starts = record.steps["start_s"].to_numpy()[index.order][index.event]
+    kind = record.events["kind"].to_numpy()
+    taken = record.requests[record.requests["status"] != "refused"]
+    arrivals = taken["arrival_s"].to_numpy()
+    admits, preempts = starts[kind == "admit"], starts[kind == "preempt"]
+    return Level.of(
+        np.concatenate([arrivals, admits, preempts]),
+        np.repeat([1, -1, 1], [len(arrivals), len(admits), len(preempts)]),
+    )
+
+
+def edges(record: Record, most: int, window: tuple[float, float] | None = None) -> FloatArray:
+    """Interval bounds over a run or a window of it (s): each step's if they are few, else equal.
+
+    Args:
+        record: the run.
+        most: the largest number of intervals.
+        window: from and to, in seconds; the whole run if left out.
+    """
+    start, end = record.steps["start_s"].to_numpy(), record.steps["end_s"].to_numpy()
+    low, high = window or span({"": record})
+    bounds = np.unique(np.concatenate([start, end]))
+    bounds = bounds[(bounds > low) & (bounds < high)]
+    if len(bounds) < most:
+        return np.concatenate([[low], bounds, [high]])
+    return np.linspace(low, high, most + 1)
+
+
+def span(records: dict[str, Record]) -> tuple[float, float]:
+    """From the first arrival to the last step's end of any of the runs, in seconds."""
+    arrivals = [r.requests["arrival_s"].min() for r in records.values() if len(r.requests)]
+    ends = [r.steps["end_s"].max() for r in records.values() if len(r.steps)]
+    low = float(min(arrivals, default=0.0))
+    high = float(max(ends, default=low))
+    return low, high if high > low else low + 1.0

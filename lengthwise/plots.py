@@ -1,0 +1,265 @@
+"""Plots of finished runs: functions that take records and return figures.
+
+`width` is in inches everywhere: 8 for a screen or a notebook, 5.5 for a column of a printed page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, PercentFormatter
+
+from lengthwise.levels import FloatArray, Level, edges, in_steps, span, waiting
+from lengthwise.style import DECODE, HATCH, PREFILL, WASTE, looks, new_figure, styled
+from serving.distribution import Distribution
+from serving.metrics import efficiency, latencies
+from serving.record import Record
+
+Records = Mapping[str, Record]
+"""Runs by name, in the order in which they are shown."""
+
+WIDTH = 8.0
+INTERVALS = 600
+"""At most so many points along an axis of time."""
+
+_CURVES = {
+    "ttft": "Time to first token (TTFT)",
+    "tpot": "Time per output token (TPOT)",
+    "itl": "Gap between tokens (ITL)",
+    "e2el": "Whole request (E2E)",
+}
+
+
+def latency_cdfs(records: Records, width: float = WIDTH) -> Figure:
+    """What share of requests (of gaps, for ITL) took at most how long; time is logarithmic."""
+    with styled():
+        figure = new_figure(width, 0.42 * width + 1.9)
+        grid = figure.subplots(2, 2, sharey=True)
+        taken = {name: latencies(r.requests, r.steps, r.events) for name, r in records.items()}
+        for ax, (name, title) in zip(grid.flat, _CURVES.items(), strict=True):
+            _cdf(ax, {run: by[name] for run, by in taken.items()})
+            ax.set_title(title)
+        for ax in grid[1]:
+            ax.set_xlabel("at most so many seconds")
+        grid[0, 0].set_ylabel("share of requests")
+        grid[1, 0].set_ylabel("share of gaps / requests")
+        _legend(figure, records, width)
+    return figure
+
+
+def _cdf(ax: Axes, runs: Mapping[str, Distribution]) -> None:
+    """One curve a run."""
+    look = looks(runs)
+    for run, sample in runs.items():
+        if len(sample):
+            x, y = _curve(sample)
+            ax.plot(x, y, color=look[run].colour, ls=look[run].dash, drawstyle="steps-post")
+    if any(len(sample) and sample.values[-1] > 0 for sample in runs.values()):
+        ax.set_xscale("log")
+        _plain_log(ax)
+    else:
+        _say_nothing(ax)
+    ax.set_ylim(0, 1)
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+
+
+def _curve(sample: Distribution) -> tuple[FloatArray, FloatArray]:
+    """The values and the share at or below each, thinned to some hundred points."""
+    share = sample.ends / len(sample)
+    wanted = np.searchsorted(share, np.linspace(0, 1, INTERVALS))
+    rows = np.unique(np.append(np.minimum(wanted, len(share) - 1), 0))
+    return sample.values[rows], share[rows]
+
+
+def padding(records: Records, width: float = WIDTH) -> Figure:
+    """Of the token slots and query-key pairs that were computed, how many were useful."""
+    with styled():
+        figure = new_figure(width, 1.5 + 2 * (0.28 * len(records) + 0.35))
+        grid = figure.subplots(2, 2, sharey=True, sharex=True)
+        uses = {name: efficiency(record.steps) for name, record in records.items()}
+        for column, phase in enumerate(("prefill", "decode")):
+            slots = {name: (u[phase].useful_slots, u[phase].slots) for name, u in uses.items()}
+            pairs = {name: (u[phase].useful_pairs, u[phase].pairs) for name, u in uses.items()}
+            colour = PREFILL if phase == "prefill" else DECODE
+            _shares(grid[0, column], slots, colour)
+            _shares(grid[1, column], pairs, colour)
+            grid[0, column].set_title(f"{phase.capitalize()}: token slots")
+            grid[1, column].set_title(f"{phase.capitalize()}: query-key pairs")
+            grid[1, column].set_xlabel("share of what was computed")
+        figure.legend(
+            handles=[
+                Patch(facecolor=PREFILL, label="useful (prefill)"),
+                Patch(facecolor=DECODE, label="useful (decode)"),
+                Patch(facecolor=WASTE, hatch=HATCH, label="padding and finished rows"),
+            ],
+            loc="outside upper center",
+            ncols=3,
+        )
+    return figure
+
+
+def _shares(ax: Axes, parts: Mapping[str, tuple[int, int]], colour: str) -> None:
+    """A bar a run: the useful share, the wasted one, and how much it was in all."""
+    places = np.arange(len(parts))
+    useful = np.array([part / whole if whole else 0.0 for part, whole in parts.values()])
+    wasted = np.array(
+        [1 - u if whole else 0.0 for u, (_, whole) in zip(useful, parts.values(), strict=True)]
+    )
+    ax.barh(places, useful, color=colour, height=0.72)
+    ax.barh(places, wasted, left=useful, color=WASTE, hatch=HATCH, height=0.72)
+    count = EngFormatter(sep=" ", places=1)
+    for place, share, (_, whole) in zip(places, wasted, parts.values(), strict=True):
+        note = f"{100 * share:.1f}% of {count(whole)} wasted" if whole else "none"
+        ax.text(1.03, place, note, va="center", fontsize=7.5, transform=ax.get_yaxis_transform())
+    ax.set_yticks(places, list(parts))
+    ax.set_ylim(len(parts) - 0.4, -0.6)
+    ax.set_xlim(0, 1)
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    ax.grid(axis="y", visible=False)
+
+
+def running(
+    records: Records, window: tuple[float, float] | None = None, width: float = WIDTH
+) -> Figure:
+    """Requests in a seat over time, a panel a run: batches drain, a continuous one is refilled."""
+    with styled():
+        figure = new_figure(width, 1.0 + 0.78 * len(records))
+        axes = _column(figure, len(records), sharey=True)
+        window = window or span(dict(records))
+        look = looks(records)
+        for ax, (name, record) in zip(axes, records.items(), strict=True):
+            bounds = edges(record, INTERVALS, window)
+            _area(ax, bounds, in_steps(record.steps, record.steps["running"]), look[name].colour)
+            ax.set_title(name)
+        axes[len(axes) // 2].set_ylabel("requests running")
+        axes[-1].set_xlabel("time (s)")
+    return figure
+
+
+def composition(
+    record: Record, window: tuple[float, float] | None = None, width: float = WIDTH
+) -> Figure:
+    """What the steps computed over time: prefill, decode and padding slots, against the budget."""
+    with styled():
+        figure = new_figure(width, 0.25 * width + 1.0)
+        ax = figure.subplots()
+        steps, bounds = record.steps, edges(record, INTERVALS, window)
+        useful = steps["prefill_tokens"] + steps["decode_tokens"]
+        slots = steps["prefill_slots"] + steps["decode_slots"]
+        busy = in_steps(steps, np.ones(len(steps))).mean(bounds)
+        floor = np.zeros(len(bounds) - 1)
+        for label, values, colour, hatch in (
+            ("decode tokens", steps["decode_tokens"], DECODE, ""),
+            ("prefill tokens", steps["prefill_tokens"], PREFILL, ""),
+            ("padding and finished rows", slots - useful, WASTE, HATCH),
+        ):
+            if not values.any():
+                continue
+            # in the mean over the time in which steps ran
+            level = in_steps(steps, values).mean(bounds) / np.where(busy > 0, busy, 1)
+            ax.stairs(
+                floor + level,
+                bounds,
+                baseline=floor,
+                fill=True,
+                color=colour,
+                hatch=hatch,
+                label=label,
+                lw=0,
+            )
+            floor = floor + level
+        budget = record.config.get("max_num_batched_tokens")
+        if budget and budget <= 20 * max(floor.max(initial=0), 1):
+            ax.axhline(budget, color="black", lw=1.1, ls=(0, (5, 2)), label="token budget")
+        ax.set_xlim(bounds[0], bounds[-1])
+        ax.set_ylim(0)
+        ax.set_xlabel("time (s)")
+        ax.set_ylabel("token slots a step")
+        ax.yaxis.set_major_formatter(_thousands())
+        figure.legend(loc="outside upper center", ncols=4)
+    return figure
+
+
+def load(record: Record, window: tuple[float, float] | None = None, width: float = WIDTH) -> Figure:
+    """The queue, the running requests and the KV cache over time."""
+    with styled():
+        figure = new_figure(width, 4.6)
+        axes = _column(figure, 3, sharey=False)
+        bounds, steps = edges(record, INTERVALS, window), record.steps
+        blocks = record.config.get("kv_blocks")
+        kv = steps["kv_blocks_used"] / blocks if blocks else steps["kv_blocks_used"]
+        _area(axes[0], bounds, waiting(record), WASTE)
+        _area(axes[1], bounds, in_steps(steps, steps["running"]), DECODE)
+        _area(axes[2], bounds, in_steps(steps, kv), PREFILL)
+        if blocks:
+            axes[2].yaxis.set_major_formatter(PercentFormatter(1))
+            axes[2].set_ylim(0, 1)
+        for ax, title in zip(
+            axes,
+            (
+                "Requests waiting",
+                "Requests running",
+                "KV blocks in use" + (f" (of {blocks:,})" if blocks else ""),
+            ),
+            strict=True,
+        ):
+            ax.set_title(title)
+        axes[-1].set_xlabel("time (s)")
+    return figure
+
+
+# Pieces
+
+
+def _column(figure: Figure, count: int, sharey: bool) -> list[Axes]:
+    """Panels above each other over one axis of time."""
+    grid = figure.subplots(max(count, 1), 1, sharex=True, sharey=sharey, squeeze=False)
+    return list(grid[:, 0])
+
+
+def _area(ax: Axes, bounds: FloatArray, level: Level, colour: str) -> None:
+    """A quantity over time as a filled area, its mean in each interval."""
+    ax.stairs(level.mean(bounds), bounds, fill=True, color=colour, alpha=0.85, lw=0)
+    ax.set_xlim(bounds[0], bounds[-1])
+    ax.set_ylim(0)
+    ax.yaxis.set_major_formatter(_thousands())
+
+
+def _legend(figure: Figure, records: Records, width: float) -> None:
+    """The names of the runs above the panels, in as many columns as fit."""
+    look = looks(records)
+    lines = [Line2D([], [], color=look[n].colour, ls=look[n].dash, label=n) for n in records]
+    figure.legend(
+        handles=lines, loc="outside upper center", ncols=max(1, int(width / 1.9)), handlelength=3
+    )
+
+
+def _plain_log(ax: Axes) -> None:
+    """Powers of ten as plain numbers."""
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _thousands() -> FuncFormatter:
+    return FuncFormatter(lambda x, _: f"{x:,.0f}" if x == int(x) else f"{x:g}")
+
+
+def _say_nothing(ax: Axes) -> None:
+    ax.text(0.5, 0.5, "no such figure in these runs", ha="center", transform=ax.transAxes)
+
+
+FOR_COMPARISON: dict[str, Callable[[Records], Figure]] = {
+    "latency": latency_cdfs,
+    "padding": padding,
+    "running": running,
+}
+"""The plots that `compare` saves, by file name."""
+
+FOR_ONE: dict[str, Callable[[Record], Any]] = {"composition": composition, "load": load}
+"""The plots of a single run, by file name."""

@@ -1,0 +1,245 @@
+"""From what was asked for to what runs: the policy's settings, its memory, and the cost of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lengthwise.config import RunConfig
+from lengthwise.engines import engine_defaults
+from policies.compose import Point, PolicyChoiceError, Settings, budget, check, choose
+from policies.drain import Activations
+from policies.load import load_policy
+from serving.request import Request
+from sim.cost import CostModel
+from sim.hardware import Hardware, load_hardware
+from sim.load import load_cost
+from sim.memory import kv_capacity
+from sim.models import Model, load_model
+from traces import Trace
+
+DEFAULT_MODEL = "llama-3.1-8b"
+DEFAULT_HARDWARE = "h100"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start, and what a reader of its record should know."""
+
+    config: RunConfig
+    name: str  # the policy as shown
+    point: Point
+    settings: Settings
+    cost: CostModel
+    facts: dict[str, Any]  # derived figures that go into config.json
+    notes: tuple[str, ...]
+
+
+def prepare(config: RunConfig, trace: Trace) -> Prepared:
+    """Work out everything that the flags leave open.
+
+    Raises:
+        ValueError: the user's mistake, with the flag, what was found and what to do.
+    """
+    if not len(trace):
+        raise PolicyChoiceError(f"{trace.name}: the trace has no requests")
+    fixed = config.cost == "fixed"
+    model, hardware = (None, None) if fixed else _machine(config)
+    if config.like is not None:
+        memory = None if hardware is None else hardware.memory_bytes
+        config = config.with_defaults(
+            engine_defaults(config.like, memory, "" if hardware is None else hardware.name)
+        )
+    point, name = _policy(config)
+    limit, notes = _max_model_len(config, trace, model)
+    caching = bool(config.enable_prefix_caching)
+    if caching and trace.hashes is None:
+        if config.like is None:
+            raise PolicyChoiceError(
+                f"--enable-prefix-caching: {trace.name} has no block hashes; prefixes are unknown"
+            )
+        caching = False
+        notes.append(f"prefix caching is off: {trace.name} has no block hashes")
+    settings = Settings(
+        max_model_len=limit,
+        max_num_seqs=config.max_num_seqs or 256,
+        max_num_batched_tokens=_own_budget(config, point, limit),
+        bucket_bounds=config.bucket_bounds or Settings.bucket_bounds,
+        max_wait=Settings.max_wait if config.max_wait_ms is None else config.max_wait_ms / 1e3,
+        order=config.order or "fcfs",
+        block_size=config.block_size or 16,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=config.long_prefill_token_threshold or 0,
+        watermark=config.watermark or 0.0,
+        async_scheduling=bool(config.async_scheduling),
+    )
+    _unused(config, point)
+    cost = load_cost(
+        config.cost or "roofline",
+        step_s=None if config.step_ms is None else config.step_ms / 1e3,
+        model=None if model is None else config.model or DEFAULT_MODEL,
+        hardware=None if hardware is None else config.hardware or DEFAULT_HARDWARE,
+        tp=config.tp or 1,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+    )
+    settings, facts = _memory(config, settings, point, model, hardware)
+    check(point, settings)
+    if point.layout == "limit":
+        longest = int(np.argmax(trace.prompt_tokens + trace.output_tokens))
+        notes.append(
+            f"prompts are padded to {limit} tokens: request {longest} "
+            f"({trace.prompt_tokens[longest]} + {trace.output_tokens[longest]}) sets the limit"
+        )
+    facts |= {
+        "policy": name,
+        "max_model_len": limit,
+        "max_num_batched_tokens": budget(point, settings),
+        "max_num_seqs": settings.max_num_seqs,
+        "layout": point.layout,
+        "lifecycle": point.lifecycle,
+        "enable_prefix_caching": caching,
+        "peak_flops": getattr(cost, "peak_flops", None),
+        "peak_bytes_per_s": getattr(cost, "peak_bytes_per_s", None),
+    }
+    return Prepared(config, name, point, settings, cost, facts, (*trace.notes, *notes))
+
+
+def _machine(config: RunConfig) -> tuple[Model, Hardware]:
+    model = load_model(config.model or DEFAULT_MODEL)
+    return model, load_hardware(config.hardware or DEFAULT_HARDWARE)
+
+
+def _policy(config: RunConfig) -> tuple[Point, str]:
+    """The point that policy, layers and `--no-enable-chunked-prefill` stand for, and its name."""
+    lifecycle = config.lifecycle
+    if config.enable_chunked_prefill is False and config.policy == "chunked-prefill":
+        lifecycle = lifecycle or "continuous"
+    point = choose(load_policy(config.policy), config.layout, lifecycle)
+    parts = [config.policy, config.layout, config.lifecycle]
+    return point, "+".join(part for part in parts if part is not None)
+
+
+def _max_model_len(
+    config: RunConfig, trace: Trace, model: Model | None
+) -> tuple[int, list[str]]:
+    own = None if model is None else model.max_positions
+    if config.max_model_len is not None:
+        if own is not None and config.max_model_len > own:
+            raise PolicyChoiceError(
+                f"--max-model-len {config.max_model_len} is over the {own} positions of the model"
+            )
+        return config.max_model_len, []
+    if config.like is not None and own is not None:
+        return own, []
+    rounded = 1 << (trace.longest - 1).bit_length()
+    limit = rounded if own is None else min(rounded, own)
+    return limit, [f"max_model_len is {limit} (longest request: {trace.longest} tokens)"]
+
+
+def _own_budget(config: RunConfig, point: Point, limit: int) -> int | None:
+    """An engine's default budget is for its own lifecycle, and grows to the limit without chunks."""
+    given = config.max_num_batched_tokens
+    if config.like is None or given is None:
+        return given
+    if point.lifecycle == "continuous":
+        return max(given, limit)
+    return given
+
+
+def _unused(config: RunConfig, point: Point) -> None:
+    """Flags that this policy would not look at are mistakes, not details."""
+    buckets = point.grouping == "bucketing"
+    user = not isinstance(point.grouping, str)
+    asked = {
+        "bucket-bounds": (config.bucket_bounds, buckets or point.layout == "bucket" or user),
+        "max-wait-ms": (config.max_wait_ms, buckets or user),
+        "long-prefill-token-threshold": (
+            config.long_prefill_token_threshold,
+            point.lifecycle != "drain",
+        ),
+        "watermark": (config.watermark, point.lifecycle != "drain"),
+        "step-ms": (config.step_ms, config.cost == "fixed"),
+    }
+    for flag, (value, used) in asked.items():
+        if value and not used:
+            raise PolicyChoiceError(
+                f"--{flag} {value}: {config.policy} ({point.lifecycle}) does not use it"
+            )
+
+
+def _memory(
+    config: RunConfig,
+    settings: Settings,
+    point: Point,
+    model: Model | None,
+    hardware: Hardware | None,
+) -> tuple[Settings, dict[str, Any]]:
+    """Usable KV blocks: given, or what the device has left, or without limit."""
+    from dataclasses import replace
+
+    override = config.num_gpu_blocks_override
+    if override is not None:  # one is vLLM's null block
+        usable: int | None = override - 1
+        return replace(settings, usable_blocks=usable), {"kv_blocks": usable}
+    if model is None or hardware is None:
+        return settings, {"kv_blocks": None}
+    drains = point.lifecycle == "drain"
+    tokens = budget(point, settings) or settings.max_model_len
+    memory = kv_capacity(
+        model,
+        hardware,
+        tp=config.tp or 1,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        utilization=config.gpu_memory_utilization or 0.9,
+        block_size=settings.block_size,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=settings.max_num_seqs,
+    )
+    if not drains:
+        usable = memory.blocks - 1
+        return replace(settings, usable_blocks=usable), {"kv_blocks": usable}
+    usable = memory.free_bytes // memory.block_bytes  # shared with each batch's activations
+    shared = Activations(memory.free_bytes, memory.block_bytes, memory.slot_bytes)
+    return replace(settings, usable_blocks=usable, activations=shared), {"kv_blocks": usable}
+
+
+def requests_of(trace: Trace, block_size: int, hashed: bool) -> Iterator[Request]:
+    """The trace's requests in order of arrival, made as they are needed."""
+    priority = trace.priority
+    hashes = trace.hashes if hashed else None
+    size = 1 << 16
+    for begin in range(0, len(trace), size):
+        part = slice(begin, begin + size)
+        arrivals = trace.arrival_s[part].tolist()
+        prompts = trace.prompt_tokens[part].tolist()
+        outputs = trace.output_tokens[part].tolist()
+        priorities = [0] * len(arrivals) if priority is None else priority[part].tolist()
+        rows = zip(arrivals, prompts, outputs, priorities, strict=True)
+        for index, (arrival, prompt, output, rank) in enumerate(rows, begin):
+            keys = () if hashes is None else block_keys(
+                hashes.row(index), hashes.block_tokens, prompt, block_size
+            )
+            yield Request(index, arrival, prompt, output, rank, keys)
+
+
+def block_keys(
+    ids: np.typing.NDArray[np.int64], block_tokens: int, prompt: int, block_size: int
+) -> list[int]:
+    """A key for each full KV block of a prompt, equal where all tokens up to its end are equal.
+
+    Args:
+        ids: the prompt's hashes, one for every `block_tokens` tokens; they are chained, so an
+            equal id means that all tokens before are equal too.
+        block_tokens: tokens that one hash covers.
+        prompt: tokens of the prompt.
+        block_size: tokens of a KV block.
+    """
+    ends = np.arange(1, prompt // block_size + 1) * block_size - 1  # last token of each block
+    ends = ends[: int(np.searchsorted(ends, len(ids) * block_tokens))]
+    keys: list[int] = (ids[ends // block_tokens] * block_tokens + ends % block_tokens).tolist()
+    return keys

@@ -1,0 +1,256 @@
+"""Time, predicted: the loop under SimPy, arrivals and replicas as processes.
+
+SimPy orders events and wakes processes; the times that are recorded and compared are the engine's
+own floats, accumulated step by step (`env.now` may differ from them in the last bit).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from serving.core import Core
+from serving.recorder import Recorder
+from serving.request import Request
+from serving.step import Step, Wait
+from sim.cost import CostModel
+from sim.graphs import pad_decode
+
+Process = Generator[simpy.Event, Any, None]
+Router = Callable[[Request, Sequence["Replica"]], "Replica"]
+
+SHORTEST_RUN = 6
+"""Steps from which one vectorised call beats as many scalar ones."""
+
+
+class PolicyError(RuntimeError):
+    """A policy that can never end: it leaves requests waiting, or asks to be woken in the past."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a replica is driven; none of it changes what a policy decides."""
+
+    depth: int = 1  # steps in flight; 2: the next is planned while one runs
+    jump: bool = True  # take runs of equal decode steps at once
+    cuda_graphs: bool = False  # decode rows round up to captured batch sizes
+
+
+class Feed:
+    """The trace's requests, handed out in order of arrival as time reaches them."""
+
+    def __init__(self, requests: Iterator[Request], deliver: Callable[[Request], None]) -> None:
+        self._requests = requests
+        self._deliver = deliver
+        self._ahead: Request | None = None
+        self.next = float("inf")  # arrival of the first request not handed out, s
+        self._peek()
+
+    def _peek(self) -> None:
+        self._ahead = next(self._requests, None)
+        self.next = float("inf") if self._ahead is None else self._ahead.arrival
+
+    def deliver(self, until: float) -> None:
+        """Hand out every request that has arrived by `until`."""
+        while self._ahead is not None and self.next <= until:
+            request = self._ahead
+            self._peek()
+            self._deliver(request)
+
+    def process(self, env: simpy.Environment) -> Process:
+        """The arrivals, as a SimPy process: one event for each distinct time."""
+        while self._ahead is not None:
+            arrival = self.next
+            if arrival > env.now:
+                yield env.timeout(arrival - env.now)
+            self.deliver(arrival)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that runs, or a run of equal ones."""
+
+    step: Step
+    start: float
+    end: float  # of the step; unknown for a run
+    ends: NDArray[np.float64] | None = None  # of each step of a run
+
+
+class Replica:
+    """One engine: plans, lets time pass, takes in what has arrived."""
+
+    def __init__(
+        self, env: simpy.Environment, core: Core, cost: CostModel, recorder: Recorder, how: Options
+    ) -> None:
+        self.env = env
+        self.core = core
+        self.cost = cost
+        self.recorder = recorder
+        self.how = how
+        self.inbox: deque[Request] = deque()  # routed here, not in the core yet
+        self.outstanding = 0  # routed here and not finished, as of the last ended step
+        self.feed: Feed | None = None
+        self._flight: deque[Flight] = deque()
+        self._last_end = 0.0
+        self._most = 64  # how long a run is worth computing ahead
+        self._listening = False
+        self.process = env.process(self._run())
+
+    def arrive(self, request: Request) -> None:
+        """A request is routed here; wakes the replica if it sleeps or can cut a run short."""
+        self.inbox.append(request)
+        self.outstanding += 1
+        if self._listening:
+            self._listening = False
+            self.process.interrupt(request.arrival)
+
+    def _run(self) -> Process:
+        core, flight, depth = self.core, self._flight, self.how.depth
+        now = 0.0
+        while True:
+            planned: Step | Wait = Wait()
+            while len(flight) < depth and not (flight and flight[-1].ends is not None):
+                self._take_in(now)
+                planned = core.plan(now)
+                if isinstance(planned, Wait):
+                    break
+                flight.append(self._launch(planned, now))
+            if not flight:
+                assert isinstance(planned, Wait)
+                now = yield from self._sleep(planned, now)
+            elif flight[0].ends is not None:
+                now = yield from self._collect_run(flight[0], flight[0].ends)
+            else:
+                ended = flight.popleft()
+                now = ended.end
+                if now > self.env.now:
+                    yield self.env.timeout(now - self.env.now)
+                finished = core.complete(ended.step)
+                if finished:
+                    self.outstanding -= len(finished)
+
+    def _take_in(self, now: float) -> None:
+        """What has arrived by now goes into the core."""
+        feed = self.feed
+        if feed is not None and feed.next <= now:
+            feed.deliver(now)
+        inbox = self.inbox
+        while inbox and inbox[0].arrival <= now:
+            if self.core.add(inbox.popleft()) is not None:
+                self.outstanding -= 1
+
+    def _launch(self, step: Step, now: float) -> Flight:
+        """Start a step, or the longest run of steps like it, behind what is running."""
+        how, cost = self.how, self.cost
+        if how.cuda_graphs:
+            step = step._replace(features=pad_decode(step.features))
+        start = now if now > self._last_end else self._last_end
+        if how.jump and not step.prefill:
+            count = self.core.run_length(self._most)
+            if count >= SHORTEST_RUN:
+                times = np.empty(count + 1)
+                times[0] = start
+                times[1:] = cost.seconds_run(step.features, count)
+                return Flight(step, start, start, np.add.accumulate(times)[1:])
+        end = start + cost.seconds(step.features)
+        self._last_end = end
+        self.recorder.step(step, start, end)
+        return Flight(step, start, end)
+
+    def _collect_run(
+        self, flight: Flight, ends: NDArray[np.float64]
+    ) -> Generator[simpy.Event, Any, float]:
+        """Let a run pass until it is over, or until something may change the plan.
+
+        That is the first step end at or after an arrival or the planner's wake-up; with two steps
+        in flight one more is planned by then.
+        """
+        env, depth = self.env, self.how.depth
+        count = len(ends)
+        wake = self.core.planner.wake
+        if wake is not None:
+            count = min(count, int(np.searchsorted(ends, wake)) + depth)
+        if self.inbox:
+            count = min(count, int(np.searchsorted(ends, self.inbox[0].arrival)) + depth)
+        else:
+            self._listening = True
+        try:
+            until = ends.item(count - depth)
+            if until > env.now:
+                yield env.timeout(until - env.now)
+        except simpy.Interrupt as arrival:
+            count = min(count, int(np.searchsorted(ends, arrival.cause)) + depth)
+            until = ends.item(count - depth)
+            if until > env.now:
+                yield env.timeout(until - env.now)
+        self._listening = False
+        self._most = max(64, min(2 * count, 4096))
+        last, used = self.core.advance(flight.step, count)
+        self.recorder.run(flight.step, flight.start, ends[:count], used)
+        self._last_end = end = ends.item(count - 1)
+        self._flight.popleft()
+        if depth > 1:  # its last step is still running
+            self._flight.appendleft(Flight(last, until, end))
+            return until
+        self.outstanding -= len(self.core.complete(last))
+        return end
+
+    def _sleep(self, wait: Wait, now: float) -> Generator[simpy.Event, Any, float]:
+        """Until the next arrival, or the time that the policy has asked for."""
+        env, until = self.env, wait.until
+        if self.inbox:
+            return self.inbox[0].arrival
+        if until is not None and until <= now:
+            raise PolicyError(f"the policy asks at {now:g} s to be woken at {until:g} s")
+        self._listening = True
+        try:
+            yield env.event() if until is None else env.timeout(max(0.0, until - env.now))
+            assert until is not None
+            return until
+        except simpy.Interrupt as arrival:
+            return max(now, float(arrival.cause))
+        finally:
+            self._listening = False
+
+
+def first_replica(request: Request, replicas: Sequence[Replica]) -> Replica:
+    """No choice: there is one."""
+    return replicas[0]
+
+
+def simulate(
+    requests: Iterator[Request],
+    engines: Sequence[tuple[Core, Recorder]],
+    cost: CostModel,
+    how: Options | None = None,
+    route: Router = first_replica,
+) -> None:
+    """Run the requests through the engines to the end; the recorders hold what happened.
+
+    Args:
+        requests: in order of arrival.
+        engines: one a replica.
+        cost: how long a step takes.
+        how: how the replicas are driven.
+        route: which replica a request goes to.
+
+    Raises:
+        PolicyError: requests are left that the policy will never schedule.
+    """
+    env = simpy.Environment()
+    how = how or Options()
+    replicas = [Replica(env, core, cost, recorder, how) for core, recorder in engines]
+    feed = Feed(requests, lambda request: route(request, replicas).arrive(request))
+    for replica in replicas:
+        replica.feed = feed
+    env.process(feed.process(env))
+    env.run()
+    left = sum(core.unfinished for core, _ in engines)
+    if left:
+        raise PolicyError(f"{left} requests are left waiting, and the policy asks for nothing more")
