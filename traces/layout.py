@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Role = Literal["arrival", "prompt", "output", "priority", "tenant", "hash_ids", "block_tokens"]
+Role = Literal[
+    "arrival", "prompt", "output", "priority", "tenant", "hash_ids", "block_tokens", "status"
+]
 Kind = Literal["count", "number", "stamp", "text", "ids"]
 
 
@@ -37,6 +39,8 @@ class Layout:
     """Tokens a hash id covers; None where the file says it or has no hashes."""
     failed: Callable[[Mapping[str, NDArray[Any]]], NDArray[np.bool_]] | None = None
     """Which rows of a chunk the format marks as failed requests; they are left out and counted."""
+    failed_record: Callable[[Mapping[str, Any]], bool] | None = None
+    """The same for one JSON record, before its columns are looked for."""
     failed_means: str = ""
 
     def named(self, role: Role) -> str:
@@ -47,6 +51,19 @@ class Layout:
     def required(self) -> tuple[str, ...]:
         """Names that a file must have."""
         return tuple(c.name for c in self.columns if c.required)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a reader may need beyond the file: for formats without lengths, or that are drawn."""
+
+    seed: int = 0
+    limit: int | None = None
+    """Requests wanted; only formats that are drawn look at it."""
+    tokenizer: str | None = None
+    """Path of a tokenizer.json, for formats that hold text."""
+    output_tokens: int | None = None
+    """Output length for prompts that have none."""
 
 
 @dataclass(frozen=True)

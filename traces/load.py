@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from traces.errors import TraceError
+from traces.layout import Options
+from traces.source import Source
 from traces.trace import Trace
 from traces.trouble import OnBadRow, Trouble
 from traces.workloads import DEFAULT_REQUESTS, WORKLOADS
-
-Progress = Callable[[int], None]
 
 
 def load(
@@ -25,6 +24,8 @@ def load(
     on_bad_row: OnBadRow = "error",
     bad_rows: str | os.PathLike[str] | None = None,
     spread_ties: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
+    output_tokens: int | None = None,
 ) -> Trace:
     """Read the trace at `source`, or draw the built-in workload of that name.
 
@@ -41,6 +42,8 @@ def load(
         bad_rows: the side file of `skip`; `<file name>.bad-rows.csv` in the current folder
             where None.
         spread_ties: spread requests that share a timestamp within the clock's tick.
+        tokenizer: a local tokenizer.json, for files that hold text (`vllm-custom`, `sharegpt`).
+        output_tokens: the output length of prompts that come without one.
 
     Raises:
         TraceError: the file cannot be used; the message says where and what to do.
@@ -49,7 +52,10 @@ def load(
         raise TraceError(f"limit must be at least 1, not {limit}")
     path = Path(source)
     if path.exists():
-        trace = _read(path, format, on_bad_row, bad_rows)
+        options = Options(seed, limit, None if tokenizer is None else str(tokenizer), output_tokens)
+        side_file = Path(bad_rows) if bad_rows is not None else Path(f"{path.name}.bad-rows.csv")
+        with Trouble(str(path), on_bad_row, side_file) as trouble:
+            trace = read(path, format, trouble, options)
     elif str(source) in WORKLOADS and format is None:
         trace = WORKLOADS[str(source)].draw(limit or DEFAULT_REQUESTS, seed)
     else:
@@ -63,13 +69,14 @@ def load(
     return trace if rate_scale == 1 else trace.at_rate(rate_scale)
 
 
-def _read(
-    path: Path, format: str | None, on_bad_row: OnBadRow, bad_rows: str | os.PathLike[str] | None
-) -> Trace:
-    """Read a file: choose the format, gather its chunks, finish."""
+def read(path: Path, format: str | None, trouble: Trouble, options: Options) -> Trace:
+    """Read the file at `path`: choose its format, gather its chunks, finish.
+
+    Raises:
+        TraceError: the file cannot be used.
+    """
     from traces.formats import BY_NAME, choose
     from traces.rows import Rows
-    from traces.source import Source
 
     source = Source.at(path)
     if format is None:
@@ -79,14 +86,12 @@ def _read(
         chosen, note = BY_NAME[format], f"read as {format}: asked for"
     else:
         near = difflib.get_close_matches(format, BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TraceError(f"no format {format!r}{hint} There are {', '.join(BY_NAME)}.")
-    side_file = Path(bad_rows) if bad_rows is not None else Path(f"{path.name}.bad-rows.csv")
-    with Trouble(source.name, on_bad_row, side_file) as trouble:
-        rows = Rows(chosen.layout, trouble)
-        for chunk in chosen.reader(source, chosen.layout, trouble):
-            rows.add(chunk)
-        return rows.finish(path.name, (note,))
+        hint = f" The nearest is {near[0]}." if near else ""
+        raise TraceError(f"no format named {format!r}.{hint} There are {', '.join(BY_NAME)}.")
+    rows = Rows(chosen.layout, trouble)
+    for chunk in chosen.read(source, chosen.layout, trouble, options):
+        rows.add(chunk)
+    return rows.finish(path.name, (note, chosen.said) if chosen.said else (note,))
 
 
 def _unknown(source: str, format: str | None) -> str:

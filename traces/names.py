@@ -19,7 +19,9 @@ def nearest(name: str, present: Sequence[str]) -> str:
     return f"There is {shown}." if shown else "There is none."
 
 
-def find_columns(header: Sequence[str], layout: Layout, source: str) -> dict[Column, int]:
+def find_columns(
+    header: Sequence[str], layout: Layout, source: str, *, line: int = 1
+) -> dict[Column, int]:
     """Where each column of `layout` stands in `header`; absent optional ones are left out.
 
     Names are compared without regard to case. Other columns are ignored.
@@ -33,9 +35,9 @@ def find_columns(header: Sequence[str], layout: Layout, source: str) -> dict[Col
         found = [i for i, name in enumerate(folded) if name == column.name.casefold()]
         if len(found) > 1:
             raise TraceError(
-                f"{source}, line 1, column {column.name}: named {len(found)} times. Keep one.",
+                f"{source}, line {line}, column {column.name}: named {len(found)} times. Keep one.",
                 file=source,
-                line=1,
+                line=line,
                 column=column.name,
             )
         if found:
@@ -43,10 +45,10 @@ def find_columns(header: Sequence[str], layout: Layout, source: str) -> dict[Col
         elif column.required:
             near = nearest(column.name, [n for n in header if n])
             raise TraceError(
-                f"{source}, line 1, column {column.name}: missing. {near} "
+                f"{source}, line {line}, column {column.name}: missing. {near} "
                 "Rename the column, or name another format with --format.",
                 file=source,
-                line=1,
+                line=line,
                 column=column.name,
                 fix="Rename the column, or name another format with --format.",
             )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from traces import cells
 from traces.errors import TraceError
 from traces.gather import Gathered
-from traces.layout import Chunk, Column, Layout
+from traces.layout import Chunk, Column, Layout, Options
 from traces.names import find_columns
 from traces.source import FREE, MAX_RATIO, Source
 from traces.trouble import CellError, Trouble
@@ -20,7 +20,9 @@ BATCH = 1 << 18
 """Rows read at a time."""
 
 
-def read_parquet(source: Source, layout: Layout, trouble: Trouble) -> Iterator[Chunk]:
+def read_parquet(
+    source: Source, layout: Layout, trouble: Trouble, options: Options
+) -> Iterator[Chunk]:
     """The rows of a Parquet file, in chunks.
 
     Raises:

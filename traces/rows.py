@@ -32,7 +32,6 @@ class Rows:
     def __init__(self, layout: Layout, trouble: Trouble) -> None:
         self.layout = layout
         self.trouble = trouble
-        self.failed = 0
         self._parts: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
         self._seen = 0
 
@@ -41,14 +40,15 @@ class Rows:
         if self.layout.failed is not None:
             failed = self.layout.failed(chunk.values)
             if failed.any():
-                self.failed += int(failed.sum())
+                self.trouble.left_out(self.layout.failed_means, int(failed.sum()))
                 chunk = chunk.keep(~failed)
         chunk = self._checked(chunk)
         if not len(chunk.lines):
             return
         self._seen += len(chunk.lines)
         for role, column in chunk.values.items():
-            self._parts[role].append(column)
+            if role != "status":
+                self._parts[role].append(column)
         if chunk.ids is not None and chunk.ids_per_row is not None:
             self._parts["ids"].append(chunk.ids)
             self._parts["ids_per_row"].append(chunk.ids_per_row)
@@ -61,8 +61,6 @@ class Rows:
             TraceError: no usable row, or hash ids that fit no block size.
         """
         notes += self.trouble.notes()
-        if self.failed:
-            notes += (f"{self.failed:,} failed requests left out ({self.layout.failed_means})",)
         if not self._seen:
             raise TraceError(
                 f"{self.trouble.source}: no usable request. "
@@ -74,6 +72,8 @@ class Rows:
         output = self._take("output")
         priority = self._take("priority") if "priority" in self._parts else None
         tenant = self._take("tenant") if "tenant" in self._parts else None
+        if tenant is not None and not any(tenant):
+            tenant = None
         trace = Trace(np.zeros(len(arrival)), prompt, output, priority, hashes, tenant, name)
         order, sort_notes = _order(arrival)
         if order is not None:

@@ -12,7 +12,7 @@ from traces.errors import TraceError
 
 BLOCK = 8 << 20
 """Bytes read at a time."""
-HEAD = 64 << 10
+HEAD = 1 << 20
 """Bytes that choosing a format looks at."""
 MAX_LINE = 64 << 20
 """Longest line that is read, bytes."""
@@ -40,13 +40,15 @@ class Source:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Source:
-        """The file at `path`.
+        """The file at `path`, or the folder: what is in it is for its reader to open.
 
         Raises:
             TraceError: not a file, empty, or not readable.
         """
         path = Path(path)
         try:
+            if path.is_dir():
+                return cls(path, 0, None)
             if not path.is_file():
                 raise TraceError(f"{path}: not a file. Give the path of a trace file.")
             with path.open("rb") as file:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces import cells
-from traces.errors import TraceError
 from traces.gather import Gathered
-from traces.layout import Chunk, Column, Kind, Layout
+from traces.layout import Chunk, Column, Kind, Layout, Options
 from traces.names import find_columns
 from traces.source import Source
 from traces.trouble import CellError, Trouble
@@ -29,8 +28,10 @@ def header_of(line: bytes) -> Header:
         return ()
 
 
-def read_csv(source: Source, layout: Layout, trouble: Trouble) -> Iterator[Chunk]:
-    """The rows of a CSV file with a header line, in chunks.
+def read_csv(
+    source: Source, layout: Layout, trouble: Trouble, options: Options, *, skip: int = 0
+) -> Iterator[Chunk]:
+    """The rows of a CSV file with a header line, in chunks; the header follows `skip` lines.
 
     Raises:
         TraceError: a missing column, a bad row under `error`, or a damaged file.
@@ -40,11 +41,11 @@ def read_csv(source: Source, layout: Layout, trouble: Trouble) -> Iterator[Chunk
     zones = Zones()
     for first, block in source.blocks():
         if not header:
+            for _ in range(skip):
+                block, first = block.partition(b"\n")[2], first + 1
             line, _, block = block.partition(b"\n")
-            if not line.strip():
-                raise TraceError(f"{source.name}, line 1: no header. Put the column names there.")
             header = header_of(line)
-            place = find_columns(header, layout, source.name)
+            place = find_columns(header, layout, source.name, line=first)
             first += 1
         if block:
             chunk = _fast(block, first, len(header), place, zones)

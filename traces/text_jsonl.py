@@ -9,16 +9,29 @@ from typing import Any
 from traces import cells
 from traces.errors import TraceError
 from traces.gather import CHUNK_ROWS, Gathered
-from traces.layout import Chunk, Column, Layout
+from traces.layout import Chunk, Column, Layout, Options
 from traces.names import nearest
 from traces.source import Source
 from traces.trouble import CellError, Trouble
 
-MISSING = object()
+
+class Missing:
+    """What `get` returns for a name that is not there; false, as absent things are."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "nothing"
+
+
+MISSING = Missing()
 Record = Mapping[str, Any]
 
 
-def read_jsonl(source: Source, layout: Layout, trouble: Trouble) -> Iterator[Chunk]:
+def read_jsonl(
+    source: Source, layout: Layout, trouble: Trouble, options: Options
+) -> Iterator[Chunk]:
     """The rows of a JSONL file, in chunks.
 
     Optional columns count as present when the first good line has them.
@@ -26,10 +39,11 @@ def read_jsonl(source: Source, layout: Layout, trouble: Trouble) -> Iterator[Chu
     Raises:
         TraceError: a bad row under `error`, or a damaged file.
     """
-    return read_records(_objects(source, trouble), layout, trouble)
+    return read_records(objects(source, trouble), layout, trouble)
 
 
-def _objects(source: Source, trouble: Trouble) -> Iterator[tuple[int, Record]]:
+def objects(source: Source, trouble: Trouble) -> Iterator[tuple[int, Record]]:
+    """The JSON object of each line, with its line."""
     for line, raw in source.lines():
         try:
             record = parse(raw)
@@ -51,6 +65,9 @@ def read_records(
     gathered: Gathered | None = None
     columns: tuple[Column, ...] = ()
     for line, record in records:
+        if layout.failed_record is not None and layout.failed_record(record):
+            trouble.left_out(layout.failed_means)
+            continue
         if gathered is None:
             columns = tuple(c for c in layout.columns if c.required or has(record, c.name))
             gathered = Gathered(columns)
@@ -60,8 +77,7 @@ def read_records(
             try:
                 row.append(_cell(value, column, record))
             except CellError as bad:
-                shown = "nothing" if value is MISSING else value
-                trouble.bad(line, column.name, shown, bad.problem, bad.fix)
+                trouble.bad(line, column.name, value, bad.problem, bad.fix)
                 break
         else:
             gathered.add(line, row)

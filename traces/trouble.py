@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
@@ -12,6 +13,8 @@ from traces.errors import TraceError
 OnBadRow = Literal["error", "skip"]
 SHOWN = 60
 """Characters of a bad value that a message shows."""
+EXAMPLES = 20
+"""Bad rows that are kept to be shown."""
 
 
 class CellError(ValueError):
@@ -27,11 +30,17 @@ class Trouble:
     """What happens to a bad row of one file.
 
     Under `error` the first one raises. Under `skip` it is left out, counted in `skipped`, and
-    listed in `side_file`, which is created with the first bad row and not before.
+    listed in `side_file` (if any), which is created with the first bad row and not before.
+    Requests that the format itself marks as failed are no trouble: they are left out and counted.
     """
 
     def __init__(
-        self, source: str, on_bad_row: OnBadRow, side_file: Path, *, unit: str = "line"
+        self,
+        source: str,
+        on_bad_row: OnBadRow = "error",
+        side_file: Path | None = None,
+        *,
+        unit: str = "line",
     ) -> None:
         if on_bad_row not in ("error", "skip"):
             raise TraceError(f"on_bad_row must be 'error' or 'skip', not {on_bad_row!r}")
@@ -41,6 +50,8 @@ class Trouble:
         self.unit = unit
         """What `line` counts: a line of the file, or a row or record where it has no lines."""
         self.skipped = 0
+        self.examples: list[str] = []
+        self._left_out: Counter[str] = Counter()
         self._out: IO[str] | None = None
 
     def bad(self, line: int, column: str, value: object, problem: str, fix: str) -> None:
@@ -50,10 +61,10 @@ class Trouble:
             TraceError: under `error`.
         """
         shown = shorten(value)
+        where = f"{self.source}, {self.unit} {line}, column {column}: {shown} {problem}."
         if self.on_bad_row == "error":
             raise TraceError(
-                f"{self.source}, {self.unit} {line}, column {column}: {shown} {problem}. {fix}, "
-                "or leave such rows out with --on-bad-row skip.",
+                f"{where} {fix}, or leave such rows out with --on-bad-row skip.",
                 file=self.source,
                 line=line,
                 column=column,
@@ -61,16 +72,35 @@ class Trouble:
                 fix=fix,
             )
         self.skipped += 1
-        if self._out is None:
-            self._out = self.side_file.open("w", encoding="utf-8", newline="")
-            csv.writer(self._out).writerow([self.unit, "column", "value", "problem"])
-        csv.writer(self._out).writerow([line, column, shown, problem])
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(f"{where} {fix}.")
+        if self.side_file is not None:
+            self._list(self.side_file, [line, column, shown, problem])
+
+    def left_out(self, why: str, requests: int = 1) -> None:
+        """Count requests that the format marks as failed, by reason."""
+        self._left_out[why] += requests
 
     def notes(self) -> tuple[str, ...]:
         """What the summary repeats of it."""
-        if not self.skipped:
-            return ()
-        return (f"{self.skipped:,} bad rows skipped, listed in {self.side_file}",)
+        notes = tuple(f"{n:,} requests left out: {why}" for why, n in self._left_out.items())
+        if self.skipped:
+            listed = "" if self.side_file is None else f", listed in {self.side_file}"
+            notes += (f"{self.skipped:,} bad rows skipped{listed}",)
+        return notes
+
+    def _list(self, side_file: Path, row: list[object]) -> None:
+        """Add a row to the side file."""
+        if self._out is None:
+            try:
+                self._out = side_file.open("w", encoding="utf-8", newline="")
+            except OSError as error:
+                raise TraceError(
+                    f"{side_file}: bad rows cannot be listed there ({error.strerror}). "
+                    "Name another file with --bad-rows."
+                ) from error
+            csv.writer(self._out).writerow([self.unit, "column", "value", "problem"])
+        csv.writer(self._out).writerow(row)
 
     def __enter__(self) -> Self:
         return self
