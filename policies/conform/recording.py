@@ -103,7 +103,7 @@ class VllmRecording(_Recording):
         for r in self.requests:
             if r.prompt_len >= limit:
                 raise ValueError(
-                    f"request {r.idx} has a prompt of {r.prompt_len} tokens, max_model_len is {limit}"
+                    f"request {r.idx} has prompt_len {r.prompt_len}, max_model_len {limit}"
                 )
         return self
 
