@@ -103,14 +103,18 @@ def diurnal(
 
 
 def by_counts(
-    counts: NDArray[np.int64], window_s: float, gaps: Gaps, rng: Generator
+    counts: NDArray[np.int64], window_s: float, span_s: float, gaps: Gaps, rng: Generator
 ) -> NDArray[np.float64]:
-    """Exactly `counts` arrivals in consecutive windows; within one, gaps scaled to fill it."""
-    parts = []
+    """Exactly `counts` arrivals in consecutive windows; within one, gaps scaled to fill it.
+
+    The last window ends at `span_s`.
+    """
+    parts = [np.zeros(0)]
     for index, n in enumerate(counts):
         if n:
+            start = index * window_s
             ends = np.cumsum(gaps(int(n) + 1, rng))
             # Start anywhere within the first gap, or every window would begin with a whole one.
             ends -= rng.random() * ends[0]
-            parts.append((index + ends[:-1] / ends[-1]) * window_s)
-    return np.concatenate(parts) if parts else np.zeros(0)
+            parts.append(start + ends[:-1] / ends[-1] * min(window_s, span_s - start))
+    return np.concatenate(parts)

@@ -58,20 +58,10 @@ def _rate(axis: Any, trace: Trace) -> None:
         axis.stairs(number / window, edges, color=BLUE, baseline=None)
     mean = (len(trace) - 1) / trace.span_s
     axis.axhline(mean, color=GREY, linewidth=1, linestyle="--")
-    axis.annotate(f"mean {mean:.3g}/s", (1, mean), (-4, 4), **_CORNER)
+    axis.set_title(f"dashed: mean {mean:.3g}/s", loc="right", fontsize=9, color="#555555")
     axis.set_ylim(bottom=0)
     axis.set_xlim(0, trace.span_s / unit)
     axis.set_xlabel(f"time ({name}), windows of {_time(window)}")
-
-
-_CORNER: dict[str, Any] = {
-    "xycoords": ("axes fraction", "data"),
-    "textcoords": "offset points",
-    "ha": "right",
-    "va": "bottom",
-    "fontsize": 9,
-    "color": "#555555",
-}
 
 
 def _lengths(axis: Any, trace: Trace) -> None:
@@ -94,7 +84,9 @@ def _lengths(axis: Any, trace: Trace) -> None:
     axis.set_xscale("log")
     axis.set_xlabel("tokens")
     axis.set_ylabel("share of requests at or below")
-    axis.set_ylim(0, 1.02)
+    # Room above 1 for the legend, which no curve then crosses.
+    axis.set_ylim(0, 1.24)
+    axis.set_yticks(np.linspace(0, 1, 6))
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="upper left", fontsize=9)
     _plain_ticks(axis.xaxis)
@@ -102,8 +94,10 @@ def _lengths(axis: Any, trace: Trace) -> None:
 
 def _joint(axis: Any, trace: Trace) -> None:
     """Prompt against output lengths, as density."""
+    from matplotlib.ticker import FuncFormatter
+
     rho = spearman(trace.prompt_tokens, trace.output_tokens)
-    shown = "undefined" if rho is None else f"{rho:.2f}"
+    shown = "undefined" if rho is None else f"{round(rho, 2) + 0:.2f}"
     axis.set_title(f"Prompt and output (rank correlation {shown})", loc="left")
     prompt = np.maximum(trace.prompt_tokens, 0.5)
     output = np.maximum(trace.output_tokens, 0.5)
@@ -123,7 +117,8 @@ def _joint(axis: Any, trace: Trace) -> None:
             cmap="Blues",
             linewidths=0.1,
         )
-        axis.figure.colorbar(cells, ax=axis, label="requests", pad=0.01)
+        bar = axis.figure.colorbar(cells, ax=axis, label="requests", pad=0.01)
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_xlabel("prompt tokens")
     axis.set_ylabel("output tokens")
     _plain_ticks(axis.xaxis)
@@ -146,7 +141,7 @@ def _bursts(axis: Any, trace: Trace) -> None:
     x, y = zip(*points, strict=True)
     axis.plot(x, y, color=BLUE, marker="o", markersize=3)
     axis.axhline(1, color=GREY, linewidth=1, linestyle="--")
-    axis.annotate("Poisson", (1, 1), (-4, 4), **_CORNER)
+    axis.set_title("dashed: Poisson", loc="right", fontsize=9, color="#555555")
     axis.set_xscale("log")
     axis.set_yscale("log")
     low, high = min(*y, 1), max(*y, 1)
