@@ -18,19 +18,26 @@ class Curve:
 
     __slots__ = ("slopes", "xs", "ys")
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        """Raises ValueError unless there are two points or more and x rises."""
+    def __init__(
+        self,
+        xs: Sequence[float] | NDArray[np.float64],
+        ys: Sequence[float] | NDArray[np.float64],
+        end_slope: float | None = None,
+    ) -> None:
+        """`end_slope` is the slope after the last point, where it is not the last piece's.
+
+        Raises:
+            ValueError: fewer than two points, or an x that does not rise.
+        """
         if len(xs) != len(ys) or len(xs) < 2:
             raise ValueError(f"a curve needs two or more points, not {len(xs)} and {len(ys)}")
-        if any(b <= a for a, b in pairwise(xs)):
-            raise ValueError(f"a curve's x must rise: {list(xs)}")
         self.xs = tuple(float(x) for x in xs)
         self.ys = tuple(float(y) for y in ys)
-        inner = [
-            (self.ys[i + 1] - self.ys[i]) / (self.xs[i + 1] - self.xs[i])
-            for i in range(len(xs) - 1)
-        ]
-        self.slopes = (*inner, inner[-1])
+        points = list(zip(self.xs, self.ys, strict=True))
+        if any(b <= a for (a, _), (b, _) in pairwise(points)):
+            raise ValueError(f"a curve's x must rise: {self.xs}")
+        inner = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points)]
+        self.slopes = (*inner, inner[-1] if end_slope is None else float(end_slope))
 
     def at(self, x: float) -> float:
         """The value at `x`."""
@@ -42,7 +49,6 @@ class Curve:
     def many(self, x: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
         """The values at `x`, same shape."""
         i = np.maximum(np.searchsorted(self.xs, x, side="right") - 1, 0)
-        value: NDArray[np.float64] = (
-            np.asarray(self.ys)[i] + (x - np.asarray(self.xs)[i]) * np.asarray(self.slopes)[i]
-        )
+        xs, ys, slopes = np.asarray(self.xs), np.asarray(self.ys), np.asarray(self.slopes)
+        value: NDArray[np.float64] = ys[i] + (x - xs[i]) * slopes[i]
         return value

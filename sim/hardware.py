@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from sim.curve import Curve
+
+T = TypeVar("T")
 
 
 class HardwareError(ValueError):
@@ -20,47 +22,68 @@ class HardwareError(ValueError):
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product of m tokens: latency + max(FLOPs / reached rate, bytes / reached bandwidth).
+    """A matrix product [m, k] × [k, n]: latency + max(compute, bytes / bandwidth, depth × k).
 
-    The reached rate is a share of the dense peak that depends on m; the bandwidth's share does not.
+    compute = 2 × m × n × (k + products_per_output) / reached rate: writing an output costs as much
+    as so many more products. Depth is one tile going through k, which more units cannot shorten.
     """
 
     latency_s: float
     memory: float
     """Share of the memory bandwidth."""
-    tokens: tuple[float, ...]
-    """Where `compute` was measured, m."""
+    depth_s: float
+    """Seconds per k."""
+    products_per_output: float
+    outputs: tuple[float, ...]
+    """m × n where `compute` holds; straight lines over log2 between, constant outside."""
     compute: tuple[float, ...]
-    """Share of the dense peak at `tokens`."""
+    """Share of the dense peak: few outputs do not fill the GPU."""
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prefill attention: latency + max(FLOPs / reached rate, KV bytes / reached bandwidth).
+    """Attention of prompts: latency + max(compute, bytes / bandwidth, depth × keys of a row).
 
-    FLOPs = 4 × head_dim × heads × (pairs + pairs_per_token × tokens): each query token costs as
-    much as so many more keys (tiles cut by the causal mask, reading and writing the token).
+    compute = 4 × head_dim × heads × (pairs + pairs_per_token × tokens + pairs_per_row × rows) /
+    reached rate: tiles cut by the causal mask, reading and writing the token, starting a row.
+    Depth is one tile of queries going through a row's keys, which more units cannot shorten.
     """
 
     latency_s: float
     compute: float
+    """Share of the dense peak."""
     pairs_per_token: float
+    pairs_per_row: float
     memory: float
+    """Share of the memory bandwidth."""
+    depth_s: float
+    """Seconds per key."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode attention: latency + max(rows × KV heads × head_s, bytes / reached bandwidth).
-
-    The reached share of the bandwidth depends on the bytes read by one call.
-    """
+    """Attention of decodes: latency + max(rows × KV heads × head_s, KV bytes / bandwidth)."""
 
     latency_s: float
     head_s: float
     bytes: tuple[float, ...]
-    """Where `memory` was measured, bytes of KV one call reads."""
+    """KV bytes of one call where `memory` holds; the time is straight between."""
     memory: tuple[float, ...]
-    """Share of the memory bandwidth at `bytes`."""
+    """Share of the memory bandwidth, over 1 where repeated calls find the KV in the L2 cache."""
+
+    def read_s(self, bytes_per_s: float) -> tuple[float, ...]:
+        """Seconds to read `bytes`."""
+        return tuple(
+            b / (bytes_per_s * share) for b, share in zip(self.bytes, self.memory, strict=True)
+        )
+
+    def cold(self) -> Decode:
+        """The same without help from the L2 cache.
+
+        Kernels are measured over and over on the same KV; in a step every layer reads its own. No
+        share is then above that of the largest read, which no cache holds.
+        """
+        return replace(self, memory=tuple(min(m, self.memory[-1]) for m in self.memory))
 
 
 @dataclass(frozen=True)
@@ -75,8 +98,28 @@ class Efficiency:
     decode: Decode
     allreduce: Mapping[int, Curve]
     """By number of GPUs: seconds over message bytes. Empty where nothing was measured."""
-    layer_s: float
-    """What a layer takes besides: launches of the small kernels between the large ones, seconds."""
+
+    def scaled(self, compute: float, memory: float) -> Efficiency:
+        """The same with all shares of the peak and of the bandwidth multiplied."""
+        return replace(
+            self,
+            gemm={
+                dtype: replace(
+                    g,
+                    memory=g.memory * memory,
+                    compute=tuple(share * compute for share in g.compute),
+                )
+                for dtype, g in self.gemm.items()
+            },
+            prefill=replace(
+                self.prefill,
+                compute=self.prefill.compute * compute,
+                memory=self.prefill.memory * memory,
+            ),
+            decode=replace(
+                self.decode, memory=tuple(share * memory for share in self.decode.memory)
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -116,20 +159,16 @@ def efficiency_of(gpu: str, raw: Mapping[str, Any]) -> Efficiency:
     return Efficiency(
         gpu=gpu,
         source=str(raw["source"]),
-        gemm={
-            k: Gemm(v["latency_s"], v["memory"], tuple(v["tokens"]), tuple(v["compute"]))
-            for k, v in raw["gemm"].items()
-        },
-        prefill=Prefill(**raw["prefill"]),
-        decode=Decode(
-            raw["decode"]["latency_s"],
-            raw["decode"]["head_s"],
-            tuple(raw["decode"]["bytes"]),
-            tuple(raw["decode"]["memory"]),
-        ),
+        gemm={k: _coefficients(Gemm, v) for k, v in raw["gemm"].items()},
+        prefill=_coefficients(Prefill, raw["prefill"]),
+        decode=_coefficients(Decode, raw["decode"]),
         allreduce={int(n): Curve(c["bytes"], c["seconds"]) for n, c in raw["allreduce"].items()},
-        layer_s=float(raw["layer_s"]),
     )
+
+
+def _coefficients(kind: type[T], raw: Mapping[str, Any]) -> T:
+    """A dataclass of coefficients from JSON, lists as tuples."""
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -158,5 +197,7 @@ def load_hardware(name: str) -> Hardware:
         bf16_flops=float(row["bf16_tflops"]) * 1e12,
         fp8_flops=float(row["fp8_tflops"]) * 1e12,
         source=str(row["source"]),
-        efficiency=fits[str(row["efficiency"])],
+        efficiency=fits[str(row["efficiency"])].scaled(
+            float(row.get("compute_scale", 1.0)), float(row.get("memory_scale", 1.0))
+        ),
     )

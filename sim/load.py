@@ -8,7 +8,7 @@ from sim.cost import CostModel
 from sim.fixed import FixedCost
 from sim.hardware import load_hardware
 from sim.models import load_model
-from sim.roofline import Roofline
+from sim.roofline import OVERHEAD_LAYER_S, Roofline
 
 
 def load_cost(
@@ -45,7 +45,7 @@ def load_cost(
             kv_dtype,
             allreduce_bytes_per_s,
             allreduce_s,
-            overhead_layer_s,
+            OVERHEAD_LAYER_S if overhead_layer_s is None else overhead_layer_s,
         )
     if not Path(spec).is_file():
         raise ValueError(f"--cost {spec}: neither fixed nor roofline, and no such file")
