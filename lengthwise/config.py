@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from policies.compose import PolicyChoiceError
+
+TRACE, POLICY, STEP, MEMORY, TIME = (
+    "The trace",
+    "The policy: who runs next",
+    "What bounds a step",
+    "Memory",
+    "Time",
+)
+
+
+def flag(panel: str, text: str, default: Any = None, **limits: Any) -> Any:
+    """A field that is also a flag of the command line: its panel in --help, and its help."""
+    return Field(default, description=text, json_schema_extra={"panel": panel}, **limits)
+
+
+def panel_of(field: FieldInfo) -> str:
+    """The panel that a field's flag stands in."""
+    extra = field.json_schema_extra
+    return str(extra["panel"]) if isinstance(extra, dict) else ""
 
 
 class RunConfig(BaseModel):
@@ -14,43 +36,43 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # the trace
-    trace: str | None = None
-    format: str | None = None
-    limit: int | None = Field(None, ge=1)
-    rate_scale: float = Field(1.0, gt=0)
-    seed: int = 0
-    on_bad_row: str = "error"
-    # who runs next
-    policy: str = "chunked-prefill"
-    layout: str | None = None
-    lifecycle: str | None = None
-    order: str | None = None
-    like: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    bucket_bounds: tuple[int, ...] | None = None
-    max_wait_ms: float | None = None
-    enable_chunked_prefill: bool | None = None
-    long_prefill_token_threshold: int | None = Field(None, ge=0)
-    enable_prefix_caching: bool | None = None
-    async_scheduling: bool | None = None
-    watermark: float | None = None
-    # memory
-    block_size: int | None = None
-    num_gpu_blocks_override: int | None = None
-    gpu_memory_utilization: float | None = None
-    # time
-    cost: str | None = None
-    step_ms: float | None = None
-    model: str | None = None
-    hardware: str | None = None
-    tp: int | None = Field(None, ge=1)
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    cuda_graphs: bool = False
-    jump: bool = True
+    trace: str | None = Field(None, description="A trace file or a built-in workload.")
+    format: str | None = flag(TRACE, "Format of the file; by its content if not given.")
+    limit: int | None = flag(TRACE, "Only the first so many requests.", ge=1)
+    rate_scale: float = flag(TRACE, "Arrivals so many times as fast.", 1.0, gt=0)
+    seed: int = flag(TRACE, "Seed of a built-in workload.", 0, ge=0)
+    on_bad_row: str = flag(TRACE, "A row that cannot be read: error, or skip and count.", "error")
+
+    policy: str = flag(POLICY, "One of the six, or a class: file.py:MyPolicy.", "chunked-prefill")
+    layout: str | None = flag(POLICY, "Pad to: limit, bucket, longest; or packed.")
+    lifecycle: str | None = flag(POLICY, "drain, continuous or chunked-prefill.")
+    order: str | None = flag(POLICY, "Of the queue: fcfs, priority or shortest.")
+    like: str | None = flag(POLICY, "An engine's defaults: vllm.")
+
+    max_num_seqs: int | None = flag(STEP, "Seats.")
+    max_num_batched_tokens: int | None = flag(STEP, "Token budget.")
+    max_model_len: int | None = flag(STEP, "Longest prompt + output, tokens.")
+    bucket_bounds: tuple[int, ...] | None = flag(STEP, "Prompt lengths, e.g. 1024,2048,4096.")
+    max_wait_ms: float | None = flag(STEP, "Longest wait for company in a bucket.")
+    enable_chunked_prefill: bool | None = flag(STEP, "Prompts in chunks, or whole.")
+    long_prefill_token_threshold: int | None = flag(STEP, "Cap on one prompt's chunk.", ge=0)
+    enable_prefix_caching: bool | None = flag(STEP, "Reuse blocks of equal hashes.")
+    async_scheduling: bool | None = flag(STEP, "Plan a step while one runs.")
+    watermark: float | None = flag(STEP, "Share of KV that admission leaves free.")
+
+    block_size: int | None = flag(MEMORY, "Tokens of a KV block.")
+    num_gpu_blocks_override: int | None = flag(MEMORY, "KV blocks, one the null block.")
+    gpu_memory_utilization: float | None = flag(MEMORY, "Share of the memory to use.")
+
+    cost: str | None = flag(TIME, "roofline, fixed, or the FILE of a fitted cost.")
+    step_ms: float | None = flag(TIME, "Time of a step under --cost fixed.")
+    model: str | None = flag(TIME, "Built-in model, or a Hugging Face config.json.")
+    hardware: str | None = flag(TIME, "GPU: h100, a100-80g, l40s, …")
+    tp: int | None = flag(TIME, "Tensor-parallel GPUs.", ge=1)
+    dtype: str = flag(TIME, "Weights: bf16 or fp8.", "bf16")
+    kv_dtype: str = flag(TIME, "KV cache: bf16 or fp8.", "bf16")
+    cuda_graphs: bool = flag(TIME, "Decode rows round up to captured sizes.", False)
+    jump: bool = flag(TIME, "Take runs of equal decode steps at once.", True)
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
@@ -63,11 +85,45 @@ class RunConfig(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             first = error.errors()[0]
-            flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-            shown = first.get("input")
-            raise PolicyChoiceError(f"{flag} {shown}: {first['msg'].lower()}") from error
+            name = "--" + str(first["loc"][0]).replace("_", "-")
+            if first["type"] == "extra_forbidden":
+                raise PolicyChoiceError(f"{name}: there is no such option") from error
+            raise PolicyChoiceError(f"{name} {first.get('input')}: {first['msg']}") from error
 
     def with_defaults(self, defaults: dict[str, Any]) -> Self:
         """The same with `defaults` where nothing was asked for."""
         missing = {k: v for k, v in defaults.items() if getattr(self, k) is None}
         return self.model_copy(update=missing)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields that a configuration file gives: YAML, TOML, JSON, or a record's config.json.
+
+    Raises:
+        PolicyChoiceError: no such file, or not a table of fields.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = _parse(text, path.suffix.lower())
+    except (OSError, ValueError) as error:
+        raise PolicyChoiceError(f"--config {path}: {error}") from error
+    if isinstance(data, dict) and isinstance(data.get("run"), dict):
+        data = data["run"]  # a record's config.json
+    if not isinstance(data, dict):
+        raise PolicyChoiceError(f"--config {path}: expected fields and values")
+    return {str(key).replace("-", "_"): value for key, value in data.items()}
+
+
+def _parse(text: str, suffix: str) -> Any:
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -114,7 +114,7 @@ def _shares(ax: Axes, parts: Mapping[str, tuple[int, int]], colour: str) -> None
     ax.barh(places, useful, color=colour, height=0.72)
     ax.barh(places, wasted, left=useful, color=WASTE, hatch=HATCH, height=0.72)
     count = EngFormatter(sep=" ", places=1)
-    for place, share, (_, whole) in zip(places, wasted, parts.values(), strict=True):
+    for place, share, (_, whole) in zip(places.tolist(), wasted, parts.values(), strict=True):
         note = f"{100 * share:.1f}% of {count(whole)} wasted" if whole else "none"
         ax.text(1.03, place, note, va="center", fontsize=7.5, transform=ax.get_yaxis_transform())
     ax.set_yticks(places, list(parts))

@@ -21,7 +21,7 @@ PREFILL, DECODE, WASTE = BLUE, SKY, ORANGE
 """What slots are for, alike in every plot; waste is hatched too, so that grey print shows it."""
 HATCH = "////"
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -66,7 +66,7 @@ _COLOURS = (GREEN, BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each run: the built-in policies always have their own, others the next free one."""
+    """A look for each run: a built-in policy always has its own, another one the next free."""
     chosen: dict[str, Look] = {}
     spare = [Look(c, d) for d in _DASHES for c in _COLOURS]
     for i, name in enumerate(n for n in names if n not in _KNOWN):

@@ -1,0 +1,68 @@
+"""The command line. A command's module is imported when it is called, so that --help is quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "replay": ("lengthwise.replay_cli:replay", "Replay a trace under one policy, simulated."),
+    "compare": ("lengthwise.replay_cli:compare", "Replay a trace under several policies."),
+    "trace": ("lengthwise.trace_cli:app", "Describe, check, convert, cut and make traces."),
+    "conform": ("lengthwise.conform_cli:conform", "Hold a policy against an engine's recordings."),
+}
+"""Commands: where each one is, and what it is for."""
+
+
+def build(argv: list[str]) -> typer.Typer:
+    """The application, with the command that `argv` names imported and the others only listed."""
+    named = next((arg for arg in argv if not arg.startswith("-")), None)
+    app = typer.Typer(
+        name="lengthwise",
+        help="Length-aware scheduling for LLM inference: one policy, simulated and measured.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if named else None,  # plain is half as slow to start
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    completing = any(name.endswith("_COMPLETE") for name in os.environ)
+    for name, (place, text) in COMMANDS.items():
+        if name != named and not completing:
+            app.command(name, help=text)(_listed)
+            continue
+        module, _, attribute = place.partition(":")
+        command: Any = getattr(importlib.import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, help=text)
+        else:
+            app.command(name)(command)
+    return app
+
+
+def _listed() -> None:
+    """Stands in the list of commands for one that is not called."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message and exit code 2, never a traceback."""
+    try:
+        build(sys.argv[1:])()
+    except _user_errors() as error:
+        typer.echo(f"lengthwise: {error}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+
+
+def _user_errors() -> tuple[type[BaseException], ...]:
+    from serving.folder import FolderError
+
+    return (ValueError, FolderError)

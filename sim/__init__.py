@@ -1,0 +1,1 @@
+"""Time, predicted: cost models, hardware figures, and the loop under SimPy."""
