@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ HEAD_DIM = 128
 
 FOLDS = 5
 _OUTPUTS = tuple(float(2**e) for e in (17, 19, 20, 21, 22, 23, 24, 26))
+_WEIGHT_BYTES = tuple(float(2**e) for e in (23, 24, 25, 26, 28))
 _KV_BYTES = tuple(float(4**e) for e in range(10, 16))
 _MESSAGES = tuple(float(4**e) for e in range(4, 15))
 
@@ -116,54 +117,67 @@ class Shape:
     start: Array
     low: Array
     high: Array
+    widths: dict[str, int]
+    """The fields in the order of the vector, with how many numbers each takes; 0 for a scalar."""
     fixed: dict[str, tuple[float, ...]]
 
     def build(self, x: Array) -> Any:
-        """The coefficients of a vector, by the order of the fields."""
-        values: dict[str, Any] = {}
+        """The coefficients that a vector stands for."""
+        values: dict[str, Any] = dict(self.fixed)
         at = 0
-        for f in fields(self.kind):
-            if f.name in self.fixed:
-                values[f.name] = self.fixed[f.name]
-            elif f.type.startswith("tuple"):
-                values[f.name] = tuple(float(v) for v in x[at:])
-                at = len(x)
-            else:
-                values[f.name] = float(x[at])
-                at += 1
+        for name, width in self.widths.items():
+            part = tuple(float(v) for v in x[at : at + max(width, 1)])
+            values[name] = part if width else part[0]
+            at += len(part)
         return self.kind(**values)
 
 
+Bounds = tuple[float, float, float]
+"""Where a coefficient starts, its least and its greatest."""
+
+
 def _shape(
-    kind: type[Any], *bounds: tuple[float, float, float], **fixed: tuple[float, ...]
+    kind: type[Any], bounds: dict[str, Bounds | list[Bounds]], **fixed: tuple[float, ...]
 ) -> Shape:
-    start, low, high = (np.array(v) for v in zip(*bounds, strict=True))
-    return Shape(kind, start, low, high, fixed)
+    flat: list[Bounds] = []
+    widths = {}
+    for name, bound in bounds.items():
+        flat += bound if isinstance(bound, list) else [bound]
+        widths[name] = len(bound) if isinstance(bound, list) else 0
+    start, low, high = (np.array(v) for v in zip(*flat, strict=True))
+    return Shape(kind, start, low, high, widths, fixed)
 
 
 GEMM = _shape(
     Gemm,
-    (4e-6, 1e-6, 3e-5),
-    (0.8, 0.3, 1.0),
-    (2e-9, 1e-11, 2e-8),
-    (200.0, 1.0, 3000.0),
-    *[(0.6, 0.1, 0.99)] * len(_OUTPUTS),
+    {
+        "latency_s": (4e-6, 1e-6, 3e-5),
+        "depth_s": (2e-9, 1e-11, 2e-8),
+        "products_per_output": (200.0, 1.0, 3000.0),
+        "compute": [(0.6, 0.1, 0.99)] * len(_OUTPUTS),
+        "memory": [(0.8, 0.1, 3.0)] * len(_WEIGHT_BYTES),
+    },
     outputs=_OUTPUTS,
+    bytes=_WEIGHT_BYTES,
 )
 PREFILL = _shape(
     Prefill,
-    (1e-5, 3e-6, 3e-5),
-    (0.7, 0.2, 0.99),
-    (300.0, 1.0, 3000.0),
-    (3000.0, 1.0, 30000.0),
-    (0.7, 0.2, 1.0),
-    (1e-8, 1e-10, 1e-7),
+    {
+        "latency_s": (1e-5, 3e-6, 3e-5),
+        "compute": (0.7, 0.2, 0.99),
+        "pairs_per_token": (300.0, 1.0, 3000.0),
+        "pairs_per_row": (3000.0, 1.0, 30000.0),
+        "memory": (0.7, 0.2, 1.0),
+        "depth_s": (1e-8, 1e-10, 1e-7),
+    },
 )
 DECODE = _shape(
     Decode,
-    (1e-5, 3e-6, 3e-5),
-    (3e-8, 1e-9, 2e-7),
-    *[(0.8, 0.05, 4.0)] * len(_KV_BYTES),
+    {
+        "latency_s": (1e-5, 3e-6, 3e-5),
+        "head_s": (3e-8, 1e-9, 2e-7),
+        "memory": [(0.8, 0.05, 4.0)] * len(_KV_BYTES),
+    },
     bytes=_KV_BYTES,
 )
 

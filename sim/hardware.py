@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sim.curve import Curve
@@ -29,8 +29,6 @@ class Gemm:
     """
 
     latency_s: float
-    memory: float
-    """Share of the memory bandwidth."""
     depth_s: float
     """Seconds per k."""
     products_per_output: float
@@ -38,6 +36,14 @@ class Gemm:
     """m × n where `compute` holds; straight lines over log2 between, constant outside."""
     compute: tuple[float, ...]
     """Share of the dense peak: few outputs do not fill the GPU."""
+    bytes: tuple[float, ...]
+    """Bytes moved where `memory` holds; straight lines over log2 between, constant outside."""
+    memory: tuple[float, ...]
+    """Share of the memory bandwidth, over 1 where repeated calls find the weights in the cache."""
+
+    def cold(self) -> Gemm:
+        """The same without help from the cache; see `Decode.cold`."""
+        return replace(self, memory=tuple(min(m, self.memory[-1]) for m in self.memory))
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ class Efficiency:
             gemm={
                 dtype: replace(
                     g,
-                    memory=g.memory * memory,
                     compute=tuple(share * compute for share in g.compute),
+                    memory=tuple(share * memory for share in g.memory),
                 )
                 for dtype, g in self.gemm.items()
             },
@@ -148,7 +154,7 @@ class Hardware:
 
 @cache
 def _tables() -> tuple[dict[str, dict[str, Any]], dict[str, Efficiency]]:
-    here = files("sim")
+    here = Path(__file__).parent
     gpus = tomllib.loads((here / "hardware.toml").read_text(encoding="utf-8"))
     fits = json.loads((here / "efficiency.json").read_text(encoding="utf-8"))
     return gpus, {gpu: efficiency_of(gpu, raw) for gpu, raw in fits.items()}

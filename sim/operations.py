@@ -32,8 +32,10 @@ def product_s(
     m, n, k = (np.asarray(x, np.float64) for x in (m, n, k))
     share = np.interp(np.log2(np.maximum(m * n, 1.0)), np.log2(fit.outputs), fit.compute)
     compute = 2.0 * m * n * (k + fit.products_per_output) / (flops * share)
-    moved = (n * k * weight + m * k * activation + m * n * 2.0) / (bytes_per_s * fit.memory)
-    return fit.latency_s + np.maximum(np.maximum(compute, moved), k * fit.depth_s)
+    moved = n * k * weight + m * k * activation + m * n * 2.0
+    reached = np.interp(np.log2(np.maximum(moved, 1.0)), np.log2(fit.bytes), fit.memory)
+    move = moved / (bytes_per_s * reached)
+    return fit.latency_s + np.maximum(np.maximum(compute, move), k * fit.depth_s)
 
 
 def prefill_attention_s(
@@ -83,7 +85,7 @@ def gemm_s(hardware: Hardware, dtype: str, m: ArrayLike, n: int, k: int) -> Seco
     native = dtype == "fp8" and hardware.fp8_flops > 0 and "fp8" in fits
     size = dtype_bytes(dtype)
     return product_s(
-        fits["fp8" if native else "bf16"],
+        fits["fp8" if native else "bf16"].cold(),
         hardware.fp8_flops if native else hardware.bf16_flops,
         hardware.bytes_per_s,
         m,
@@ -110,7 +112,7 @@ def layer_s(
     # Two norms with their residuals read and write 8 × hidden, rotary and the KV write
     # 2 × (q + 2 kv), the gate 3 × intermediate, 16 bit each.
     small = 2.0 * slots * (8 * hidden + 2 * (q + 2 * kv) + 3 * inter)
-    return products + small / (hardware.bytes_per_s * hardware.efficiency.gemm["bf16"].memory)
+    return products + small / (hardware.bytes_per_s * hardware.efficiency.gemm["bf16"].memory[-1])
 
 
 def allreduce_curve(
