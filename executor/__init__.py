@@ -1,0 +1,1 @@
+"""Time, measured: policies on a real model and a real clock."""
