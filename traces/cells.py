@@ -12,6 +12,7 @@ INT64_MAX = 2**63 - 1
 NS = 1_000_000_000
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _GROUPED = re.compile(r"[+-]?\d{1,3}([,_'  ]\d{3})+(\.\d*)?", re.ASCII)
 _STAMP = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
@@ -33,7 +34,7 @@ def number(text: str) -> float:
 def count(text: str) -> int:
     """A whole number; `374.0` is one, `374.5` is not."""
     text = text.strip()
-    if text.lstrip("+-").isdecimal() and text.isascii() and len(text) <= 20:
+    if _WHOLE.fullmatch(text):
         return _fits(int(text))
     return whole(number(text))
 
@@ -71,8 +72,11 @@ def stamp(text: str) -> tuple[int, bool]:
 
 
 def ids(text: str) -> list[int]:
-    """Whole numbers separated by spaces; none in an empty cell."""
-    return [count(part) for part in text.split()]
+    """Hash ids separated by spaces; none in an empty cell."""
+    parts = text.split()
+    if not all(_WHOLE.fullmatch(part) for part in parts):
+        raise CellError("is not a list of ids", "Write whole numbers with spaces between")
+    return [_hash(int(part)) for part in parts]
 
 
 def json_number(value: object) -> float:
@@ -96,10 +100,12 @@ def json_count(value: object) -> int:
 
 
 def json_ids(value: object) -> list[int]:
-    """A JSON array of whole numbers."""
+    """A JSON array of hash ids."""
     if not isinstance(value, list):
         raise CellError("is not a list", "Give a list of whole numbers")
-    return [json_count(item) for item in value]
+    if not all(type(item) is int for item in value):
+        raise CellError("is not a list of whole numbers", "Give whole numbers only")
+    return [_hash(item) for item in value]
 
 
 def json_text(value: object) -> str:
@@ -109,6 +115,11 @@ def json_text(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise CellError("is not text", 'Write it as "name"')
+
+
+def _hash(value: int) -> int:
+    """An id as 64 bits with a sign; unsigned hashes keep their bits, so equal ones stay equal."""
+    return _fits(value - 2**64 if INT64_MAX < value < 2**64 else value)
 
 
 def _fits(value: int) -> int:

@@ -13,11 +13,13 @@ from traces.errors import TraceError
 from traces.gather import Gathered
 from traces.layout import Chunk, Column, Layout, Options
 from traces.names import find_columns
-from traces.source import FREE, MAX_RATIO, Source
+from traces.source import MAX_RATIO, Source
 from traces.trouble import CellError, Trouble
 
 BATCH = 1 << 18
 """Rows read at a time."""
+FREE_ROWS = 20_000_000
+"""Rows that any file may hold; more only where they take up a fair part of their size in memory."""
 
 
 def read_parquet(
@@ -52,8 +54,7 @@ def read_parquet(
 
 
 def _refuse_bomb(source: Source, rows: int, columns: int) -> None:
-    size = rows * columns * 8
-    if size > max(FREE, MAX_RATIO * source.size):
+    if rows > max(FREE_ROWS, MAX_RATIO * source.size // (8 * columns)):
         raise TraceError(
             f"{source.name}: {source.size:,} bytes that claim {rows:,} rows; refused as a "
             "decompression bomb. Split the file if it is a real trace."
@@ -116,8 +117,7 @@ def _slow(batch: Any, names: dict[Column, str], first: int, trouble: Trouble) ->
             try:
                 parsed.append(_cell(value, column))
             except CellError as bad:
-                shown = "null" if value is None else value
-                trouble.bad(first + row, column.name, shown, bad.problem, bad.fix)
+                trouble.bad(first + row, column.name, value, bad.problem, bad.fix)
                 break
         else:
             gathered.add(first + row, parsed)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from traces.errors import TraceError
 from traces.layout import Chunk, Layout, Role
 from traces.trace import BlockHashes, Trace
-from traces.trouble import Trouble
+from traces.trouble import Trouble, counted
 
 MAX_TOKENS = 10**9
 """More tokens in one request than this is a mistake in the file."""
@@ -152,8 +152,7 @@ def _seconds(arrival: NDArray[Any], per_second: int) -> tuple[NDArray[np.float64
 
 def _order(arrival: NDArray[np.float64]) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """The order by arrival (equal times stay as they came), or None where it is so already."""
-    falls = int(np.count_nonzero(np.diff(arrival) < 0))
-    if not falls:
+    if not np.any(arrival[1:] < arrival[:-1]):
         return None, ()
     order = np.argsort(arrival, kind="stable")
     moved = int(np.count_nonzero(order != np.arange(len(order))))
@@ -167,22 +166,24 @@ def tick_of(arrival: NDArray[np.float64]) -> float | None:
 
     None without shared times, or where that gap is below a millisecond.
     """
-    gaps = np.diff(arrival)
-    apart = gaps[gaps > 0]
-    if len(apart) in (0, len(gaps)):
+    same = arrival[1:] == arrival[:-1]
+    if not same.any() or same.all():
         return None
-    tick = round(float(apart.min()), 6)
+    distinct = arrival[np.concatenate([[True], ~same])]
+    tick = round(float(np.diff(distinct).min()), 6)
     return tick if tick >= 1e-3 else None
 
 
 def tie_notes(arrival: NDArray[np.float64]) -> tuple[str, ...]:
     """What to say of timestamps that several requests share."""
-    same = np.diff(arrival) == 0
+    same = arrival[1:] == arrival[:-1]
+    if not same.any():
+        return ()
     shared = np.zeros(len(arrival), bool)
     shared[1:] |= same
     shared[:-1] |= same
     tied, tick = int(shared.sum()), tick_of(arrival)
-    if not tied or (tick is None and tied < len(arrival) / 100):
+    if tick is None and tied < len(arrival) / 100:
         return ()
     whole = bool(np.all(arrival == np.rint(arrival)))
     seconds = " (times are whole seconds)" if whole and tick is not None else ""
@@ -247,7 +248,9 @@ def block_hashes(
         ends = np.cumsum(per_row)[short]
         fresh = -1 - np.arange(len(ends), dtype=np.int64) + min(0, int(ids.min()))
         ids = np.insert(ids, ends, fresh)
-        notes += (f"{column} covers full blocks only: {len(ends):,} partial blocks are unshared",)
+        notes += (
+            f"{column} covers full blocks only: {counted(len(ends), 'partial block')} not shared",
+        )
     offsets = np.zeros(len(prompt) + 1, np.int64)
     np.cumsum(whole, out=offsets[1:])
     return BlockHashes(ids, offsets, size), notes

@@ -14,12 +14,14 @@ BLOCK = 8 << 20
 """Bytes read at a time."""
 HEAD = 1 << 20
 """Bytes that choosing a format looks at."""
-MAX_LINE = 64 << 20
-"""Longest line that is read, bytes."""
-FREE = 256 << 20
-"""Bytes that any file may expand to."""
+MAX_LINE = 16 << 20
+"""Longest line that is read, bytes; a million hash ids take half of it."""
+FREE = 64 << 20
+"""Bytes that any compressed file may expand to."""
 MAX_RATIO = 200
 """How many times its own size a larger one may expand to; real traces stay under about 20."""
+MAX_RATIO_WHOLE = 30
+"""The same for a document held in memory whole, where each byte costs many."""
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _BOM = b"\xef\xbb\xbf"
@@ -112,7 +114,7 @@ class Source:
             TraceError: over `most` bytes.
         """
         parts, size = [], 0
-        for block in self._raw(BLOCK):
+        for block in self._raw(BLOCK, MAX_RATIO_WHOLE):
             size += len(block)
             if size > most:
                 raise TraceError(
@@ -122,11 +124,11 @@ class Source:
             parts.append(block)
         return b"".join(parts)
 
-    def _raw(self, block: int) -> Iterator[bytes]:
+    def _raw(self, block: int, ratio: int = MAX_RATIO) -> Iterator[bytes]:
         """Decompressed bytes, `block` at a time, bounded against bombs, without a BOM."""
         import pyarrow as pa
 
-        most = max(FREE, MAX_RATIO * self.size)
+        most = max(FREE, ratio * self.size)
         seen = 0
         try:
             with self._open(pa) as stream:

@@ -17,11 +17,13 @@ from traces.source import Source
 from traces.trouble import CellError, Trouble
 
 Header = tuple[str, ...]
+WHOLE_LINE = "(whole line)"
+"""What stands for the column where the line itself is bad."""
 
 
 def header_of(line: bytes) -> Header:
     """The column names of a header line."""
-    text = line.decode("utf-8", "surrogateescape").strip("\r\n")
+    text = line.decode("utf-8", "backslashreplace").strip("\r\n")
     try:
         return tuple(name.strip() for name in next(csv.reader([text]), []))
     except csv.Error:
@@ -116,17 +118,19 @@ def _array(column: Any, kind: Kind, zones: Zones) -> NDArray[Any]:
     import pyarrow.compute as pc
 
     if kind == "stamp":
-        try:
-            column = pc.cast(column, pa.timestamp("ns"))
-            zones.check(False)
-        except pa.ArrowInvalid:
-            column = pc.cast(column, pa.timestamp("ns", "UTC"))
-            zones.check(True)
+        # A zone must be in the text where it is in the type, and must not where it is not.
+        zoned = _names_zone(column[0].as_py()) if zones.zoned is None else zones.zoned
+        column = pc.cast(column, pa.timestamp("ns", "UTC" if zoned else None))
+        zones.check(zoned)
         column = pc.cast(column, pa.int64())
     array: NDArray[Any] = column.to_numpy()
-    if kind == "text":
-        return array.astype(object)
-    return array
+    if (kind == "number" and not np.isfinite(array).all()) or (kind == "stamp" and array.min() < 0):
+        raise CellError("needs a closer look", "Read it cell by cell")
+    return array.astype(object) if kind == "text" else array
+
+
+def _names_zone(text: str) -> bool:
+    return text.endswith("Z") or "+" in text or text.count("-") > 2
 
 
 def _slow(
@@ -163,11 +167,11 @@ def _cells(raw: bytes, line: int, header: Header, trouble: Trouble) -> list[str]
     try:
         row = next(csv.reader([text], strict=True), [])
     except csv.Error as error:
-        trouble.bad(line, header[0], text, f"is not CSV ({error})", "Mend the line")
+        trouble.bad(line, WHOLE_LINE, text, f"is not CSV ({error})", "Mend the line")
         return None
     if len(row) != len(header):
         problem = f"has {len(row)} cells where the header names {len(header)}"
-        trouble.bad(line, header[0], text, problem, "Mend the line")
+        trouble.bad(line, WHOLE_LINE, text, problem, "Mend the line")
         return None
     return row
 

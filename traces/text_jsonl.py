@@ -12,6 +12,7 @@ from traces.gather import CHUNK_ROWS, Gathered
 from traces.layout import Chunk, Column, Layout, Options
 from traces.names import nearest
 from traces.source import Source
+from traces.text_csv import WHOLE_LINE
 from traces.trouble import CellError, Trouble
 
 
@@ -49,13 +50,13 @@ def objects(source: Source, trouble: Trouble) -> Iterator[tuple[int, Record]]:
             record = parse(raw)
         except CellError as bad:
             shown = raw.decode("utf-8", "backslashreplace")
-            trouble.bad(line, "(whole line)", shown, bad.problem, bad.fix)
+            trouble.bad(line, WHOLE_LINE, shown, bad.problem, bad.fix)
             continue
         if isinstance(record, dict):
             yield line, record
         else:
             fix = 'Write {"name": value, ...} on each line'
-            trouble.bad(line, "(whole line)", record, "is not a JSON object", fix)
+            trouble.bad(line, WHOLE_LINE, record, "is not a JSON object", fix)
 
 
 def read_records(

@@ -69,7 +69,7 @@ class Trace:
         if self.hashes is not None and len(self.hashes.offsets) != n + 1:
             rows = len(self.hashes.offsets) - 1
             raise TraceError(f"{self.name}: hash_ids has {rows} rows, arrival_s has {n}")
-        if n and (self.arrival_s[0] < 0 or bool(np.any(np.diff(self.arrival_s) < 0))):
+        if n and (self.arrival_s[0] < 0 or bool(np.any(self.arrival_s[1:] < self.arrival_s[:-1]))):
             raise TraceError(f"{self.name}: arrival_s must start at 0 or later and never fall")
         if n and int(self.prompt_tokens.min()) < 1:
             raise TraceError(f"{self.name}: a prompt has fewer than 1 token")

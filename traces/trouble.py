@@ -83,10 +83,12 @@ class Trouble:
 
     def notes(self) -> tuple[str, ...]:
         """What the summary repeats of it."""
-        notes = tuple(f"{n:,} requests left out: {why}" for why, n in self._left_out.items())
+        notes = tuple(
+            f"{counted(n, 'request')} left out: {why}" for why, n in self._left_out.items()
+        )
         if self.skipped:
             listed = "" if self.side_file is None else f", listed in {self.side_file}"
-            notes += (f"{self.skipped:,} bad rows skipped{listed}",)
+            notes += (f"{counted(self.skipped, 'bad row')} skipped{listed}",)
         return notes
 
     def _list(self, side_file: Path, row: list[object]) -> None:
@@ -117,6 +119,11 @@ class Trouble:
 
 def shorten(value: object) -> str:
     """A value as a message shows it: quoted where it is text, cut where it is long, printable."""
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def counted(n: int, noun: str) -> str:
+    """A number and its noun: `1 request`, `2 requests`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
