@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from executor.cache import KVCache, LayerKV
+from executor.cache import LayerKV
 
 Ints = NDArray[np.int64]
 
@@ -82,8 +83,6 @@ class Rectangle:
     """A padded batch: its prompts (`start` 0), or one more column of it."""
 
     rows: int
-    capacity: int
-    """Columns that its KV memory has."""
     start: int
     """Column of the first query: 0, or width + decode steps so far."""
     queries: int
@@ -109,6 +108,8 @@ class Backend(Protocol):
     name: str
     page_multiple: int
     """Page sizes are multiples of this."""
+    capturable: bool
+    """Whether a CUDA graph can hold its decodes: nothing in them depends on the host's lengths."""
     heads_first: bool
     """How it likes the pages stored (see `KVCache`)."""
 
@@ -141,6 +142,7 @@ class PackedAttend:
     """Attention of a packed step: prompts first, then decodes, in one flat batch.
 
     Args:
+        layers: every layer's pages.
         page, slot: where each token's keys and values go: its page and the place in it,
             int32 [tokens].
         ragged, rows: the prompts and the decodes; None where there are none.
@@ -149,21 +151,21 @@ class PackedAttend:
     def __init__(
         self,
         backend: Backend,
-        cache: KVCache,
+        layers: Sequence[LayerKV],
         page: Tensor,
         slot: Tensor,
         ragged: Ragged | None,
         rows: Rows | None,
         counter: Counter,
     ) -> None:
-        self.backend, self.cache, self.counter = backend, cache, counter
+        self.backend, self.layers, self.counter = backend, layers, counter
         self.where = (page, slot)
         self.ragged, self.rows = ragged, rows
         self.split = int(ragged.q_lens.sum()) if ragged else 0
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend in `layer` (see `Attend`)."""
-        kv, n = self.cache.layers[layer], self.split
+        kv, n = self.layers[layer], self.split
         # all keys are written before any is read: a prompt may hit a block of this very step
         kv.k.index_put_(self.where, k)
         kv.v.index_put_(self.where, v)
@@ -181,10 +183,10 @@ class PaddedAttend:
     """Attention of a padded step: a whole rectangle of prompts, or one more column of it."""
 
     def __init__(
-        self, backend: Backend, cache: KVCache, rectangle: Rectangle, counter: Counter
+        self, backend: Backend, layers: Sequence[LayerKV], rectangle: Rectangle, counter: Counter
     ) -> None:
-        self.backend, self.counter, self.rectangle = backend, counter, rectangle
-        self.layers = cache.rectangle(rectangle.rows, rectangle.capacity)
+        self.backend, self.layers, self.rectangle = backend, layers, rectangle
+        self.counter = counter
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend in `layer` (see `Attend`)."""

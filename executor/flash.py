@@ -18,6 +18,7 @@ class FlashAttention:
 
     name = "flash-attn"
     page_multiple = 256
+    capturable = True
     heads_first = False
 
     def __init__(self) -> None:

@@ -211,15 +211,17 @@ class Transformer(nn.Module):
             tokens: ids, int [tokens]; every one of them is computed.
             positions: each token's place in its own sequence, int [tokens].
             attend: attention as this step is laid out.
-            rows: which of the tokens get logits, int [rows].
+            rows: which of the tokens get logits, int [rows]; none where it is empty.
         """
-        x, residual = F.embedding(tokens, self.embedding), None
-        rotary = self.rotary(positions)
+        x = F.embedding(tokens, self.embedding)
+        residual, rotary = None, self.rotary(positions)
         for index, layer in enumerate(self.layers):
             x, residual = layer(index, x, residual, rotary, attend)
-        x = x + residual if residual is not None else x
         # only these rows go on: the LM head is as wide as the vocabulary
-        x = self.ops.norm(x.index_select(0, rows), self.norm, self.shape.rms_norm_eps)
+        x = x.index_select(0, rows)
+        if residual is not None:
+            x = x + residual.index_select(0, rows)
+        x = self.ops.norm(x, self.norm, self.shape.rms_norm_eps)
         return F.linear(x, self.embedding if self.head is None else self.head)
 
 

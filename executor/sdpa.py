@@ -34,6 +34,7 @@ class Sdpa:
 
     name = "sdpa"
     page_multiple = 1
+    capturable = False
     heads_first = True
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ def _dense(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     The query heads that share a KV head are that batch entry's queries: no key is repeated.
     """
     batch, _, head_dim = keys.shape
-    group = q.view(batch, -1, head_dim)
+    group = q.reshape(batch, -1, head_dim)
     scores = torch.baddbmm(
         mask.expand(-1, group.shape[1], -1), group, keys.transpose(1, 2), alpha=head_dim**-0.5
     )

@@ -35,6 +35,7 @@ class VarlenAttention:
 
     name = "varlen"
     page_multiple = 1
+    capturable = True
     heads_first = False
 
     def __init__(self, paged: bool = False, spread: bool = False) -> None:
