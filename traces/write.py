@@ -239,10 +239,10 @@ def _lengths(trace: Trace, timestamp: NDArray[Any]) -> dict[str, Any]:
 
 
 def _write_mooncake(trace: Trace, sink: Any) -> None:
-    micros = np.rint(trace.arrival_s * 1e6).astype(np.int64)
+    ms = trace.arrival_s * 1000
     # Whole milliseconds where they are, as in Mooncake's files; fractions rather than a loss.
-    whole = bool(np.all(micros % 1000 == 0))
-    _jsonl(_lengths(trace, micros // 1000 if whole else micros / 1000), sink)
+    whole = bool(np.all(np.abs(ms - np.rint(ms)) < 1e-6))
+    _jsonl(_lengths(trace, np.rint(ms).astype(np.int64) if whole else ms), sink)
 
 
 def _write_qwen(trace: Trace, sink: Any) -> None:
