@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from policies.conform import vllm
-from policies.conform.recording import Recording
+from policies.conform import sglang, vllm
+from policies.conform.recording import Recording, VllmRecording
 
 
 class Difference(NamedTuple):
@@ -33,7 +33,9 @@ class Difference(NamedTuple):
 
 def replay(recording: Recording) -> Iterator[dict[str, Any]]:
     """What this project decides on a recording's requests, step by step."""
-    return vllm.replay(recording)
+    if isinstance(recording, VllmRecording):
+        return vllm.replay(recording)
+    return sglang.replay(recording)
 
 
 def compare(recording: Recording) -> Difference | None:

@@ -1,0 +1,144 @@
+"""SGLang's KV pool and the radix cache in it, in tokens: who takes, keeps and gives back."""
+
+from __future__ import annotations
+
+from serving.blocks import Blocks
+from serving.radix import Node, RadixCache
+from serving.request import Request
+from serving.step import Work
+
+
+class Memory:
+    """A pool of whole pages. What a request holds is ceil(computed), its cached head included."""
+
+    def __init__(self, max_total_tokens: int, page_size: int, radix: RadixCache | None) -> None:
+        """Begin empty.
+
+        Args:
+            max_total_tokens: KV tokens; a part of a page at the end is not used.
+            page_size: tokens of a page.
+            radix: the cache of what has been computed, or None.
+        """
+        self.page_size = page_size
+        self.blocks = Blocks(max_total_tokens // page_size, page_size)
+        self.radix = radix
+        self._nodes: dict[Request, Node] = {}  # locked; their tokens belong to the tree
+
+    @property
+    def available(self) -> int:
+        """Free tokens."""
+        return self.blocks.free * self.page_size
+
+    @property
+    def evictable(self) -> int:
+        """Cached tokens that no request holds."""
+        return 0 if self.radix is None else self.radix.evictable
+
+    @property
+    def blocks_used(self) -> int:
+        """Pages that requests hold."""
+        return self.blocks.used - self.evictable // self.page_size
+
+    def ceil(self, tokens: int) -> int:
+        """Rounded up to pages."""
+        return -(-tokens // self.page_size) * self.page_size
+
+    def floor(self, tokens: int) -> int:
+        """Rounded down to pages."""
+        return tokens - tokens % self.page_size
+
+    # Admission
+
+    def hold_prefix(self, request: Request) -> int:
+        """Find the cached head of its known tokens but the last, and lock it; its length."""
+        if self.radix is None:
+            return 0
+        node = self.radix.match(self.radix.sequence(request), request.known - 1)
+        self.radix.lock(node)
+        self._nodes[request] = node
+        return node.end
+
+    def let_go(self, request: Request) -> None:
+        """It is not admitted after all, or gives up what it shares."""
+        node = self._nodes.pop(request, None)
+        if node is not None and self.radix is not None:
+            self.radix.unlock(node)
+
+    # Taking
+
+    def find(self, tokens: int) -> None:
+        """Evict for what the free tokens are short of `tokens`."""
+        if self.radix is not None and self.available < tokens:
+            self.blocks.free += self.radix.evict(tokens - self.available) // self.page_size
+
+    def finds_prefill(self, works: list[Work], opening: int) -> bool:
+        """Whether there are pages for a prefill batch, evicting what it may come to need.
+
+        Args:
+            works: the batch.
+            opening: pages that the decodes open which ride along.
+        """
+        spare = 0 if self.page_size == 1 else self.page_size * len(works)
+        self.find(sum(work.tokens for work in works) + spare)
+        return self._pages(works) + opening <= self.blocks.free + self.evictable // self.page_size
+
+    def take_prefill(self, works: list[Work]) -> None:
+        """Take the pages of a prefill batch."""
+        self._take(self._pages(works))
+
+    def _pages(self, works: list[Work]) -> int:
+        ceil = self.blocks.ceil
+        return sum(ceil(start + tokens) - ceil(start) for _, start, tokens, _ in works)
+
+    def finds_decode(self, opening: int) -> bool:
+        """Whether there are pages for the `opening` decodes that open one, evicting for them."""
+        if opening > self.blocks.free:
+            self.find(opening * self.page_size)
+        return opening <= self.blocks.free
+
+    def take_decode(self, opening: int, live: int) -> None:
+        """One token for each of `live` decodes; `opening` pages of them are new."""
+        if live > self.blocks.free:
+            self.find(live * self.page_size)  # as if each opened a page
+        self._take(opening)
+
+    def _take(self, pages: int) -> None:
+        if pages > self.blocks.free:
+            raise RuntimeError(f"{pages} KV pages are wanted where {self.blocks.free} are free")
+        self.blocks.take(pages)
+
+    # Keeping and giving back
+
+    def keep(self, request: Request) -> None:
+        """What is computed of it is cached, and stays locked."""
+        if self.radix is not None:
+            node = self._insert(self.radix, request)
+            self.radix.lock(node)
+            self.let_go(request)
+            self._nodes[request] = node
+
+    def finish(self, request: Request) -> None:
+        """It has all its tokens: cached up to the last but one, and given up."""
+        if self.radix is None:
+            self.blocks.release(request, request.computed, 0)
+            return
+        node = self._insert(self.radix, request)
+        if 0 < self.floor(request.prompt) < node.end:
+            self.radix.insert(self.radix.sequence(request), request.prompt)  # an end of its own
+        self._release(request, node.end)
+
+    def retract(self, request: Request) -> None:
+        """It loses what is its own; what it shares stays in the tree, and nothing is added."""
+        self._release(request, self._nodes[request].end if request in self._nodes else 0)
+
+    def _insert(self, radix: RadixCache, request: Request) -> Node:
+        """Cache what is computed of it; slots of what was cached already are given back."""
+        own = self._nodes[request].end if request in self._nodes else 0
+        node, known = radix.insert(radix.sequence(request), request.computed)
+        self.blocks.free += max(0, known - own) // self.page_size
+        return node
+
+    def _release(self, request: Request, cached: int) -> None:
+        self.blocks.release(request, request.computed, 0)
+        self.blocks.take(cached // self.page_size)  # these pages are the tree's
+        self.let_go(request)
