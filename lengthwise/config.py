@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -41,7 +41,7 @@ class RunConfig(BaseModel):
     limit: int | None = flag(TRACE, "Only the first so many requests.", ge=1)
     rate_scale: float = flag(TRACE, "Arrivals so many times as fast.", 1.0, gt=0)
     seed: int = flag(TRACE, "Seed of a built-in workload.", 0, ge=0)
-    on_bad_row: str = flag(TRACE, "A row that cannot be read: error, or skip and count.", "error")
+    on_bad_row: Literal["error", "skip"] = flag(TRACE, "A bad row: error, or skip it.", "error")
 
     policy: str = flag(POLICY, "One of the six, or a class: file.py:MyPolicy.", "chunked-prefill")
     layout: str | None = flag(POLICY, "Pad to: limit, bucket, longest; or packed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -68,9 +68,8 @@ def _help(field: FieldInfo) -> str:
 
 def _kind(field: FieldInfo) -> type:
     """The type of a flag's value on the command line."""
-    options = [a for a in get_args(field.annotation) if a is not type(None)]
-    kind = options[0] if options else field.annotation
-    return kind if kind in (bool, int, float, str) else str
+    allowed = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in (bool, int, float) if kind in allowed), str)
 
 
 def _value(name: str, given: Any) -> Any:

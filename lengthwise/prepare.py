@@ -1,4 +1,4 @@
-"""From what was asked for to what runs: the policy's settings, its memory, and the cost of a step."""
+"""From what was asked for to what runs: the policy's settings, its memory, the cost of a step."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _max_model_len(
 
 
 def _own_budget(config: RunConfig, point: Point, limit: int) -> int | None:
-    """An engine's default budget is for its own lifecycle, and grows to the limit without chunks."""
+    """The budget asked for; an engine's default one grows to the limit where prompts stay whole."""
     given = config.max_num_batched_tokens
     if config.like is None or given is None:
         return given

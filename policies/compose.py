@@ -177,7 +177,9 @@ def compose(point: Point, settings: Settings, recorder: Recorder) -> Planner:
     make = PrefixBlocks if settings.enable_prefix_caching else Blocks
     blocks = make(settings.usable_blocks, settings.block_size)
     if not isinstance(point.grouping, str) and hasattr(point.grouping, "plan"):
-        return _construct(point.grouping, settings, blocks, ORDERS[settings.order](), recorder)
+        queue = ORDERS[settings.order]()
+        planner: Planner = _construct(point.grouping, settings, blocks, queue, recorder)
+        return planner
     grouping, queue = _grouping(point, replace(settings, max_num_batched_tokens=tokens))
     if point.lifecycle == "drain":
         return Drain(

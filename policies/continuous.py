@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 
 from policies.grouping import Fcfs, Grouping
 from serving.blocks import Blocks
@@ -34,14 +35,18 @@ class Limits:
     asynchronous: bool = False  # a step is planned while the one before it runs
 
 
-@dataclass(slots=True)
 class Planned:
     """What the end of a planned step will bring."""
 
-    id: int
-    ending: Sequence[Request]  # who samples a last token in it, or ends without one
-    joined: Sequence[Request]  # who samples a token in it, completing its prompt, and goes on
-    lost: list[Request] = field(default_factory=list)  # preempted since, with a token due from it
+    __slots__ = ("ending", "id", "joined", "lost")
+
+    def __init__(
+        self, id: int, ending: Sequence[Request], joined: Sequence[Request]
+    ) -> None:
+        self.id = id
+        self.ending = ending  # who samples a last token in it, or ends without one
+        self.joined = joined  # who samples a token in it, completing its prompt, and goes on
+        self.lost: Sequence[Request] = ()  # preempted since, with a token due from it
 
 
 class Admission:
@@ -52,6 +57,7 @@ class Admission:
         self.budget = 0
         self.cap = 0
         self.works: list[Work] = []
+        self._tokens = 0  # of the works
         self._asked: tuple[Request | None, int, int] = (None, 0, 0)
 
     def open(self) -> None:
@@ -60,6 +66,7 @@ class Admission:
         limits = planner.limits
         self.budget = self.cap = limits.max_num_batched_tokens
         self.works = []
+        self._tokens = 0
         if limits.long_prefill_token_threshold and len(planner.running) + planner.waiting() != 1:
             self.cap = limits.long_prefill_token_threshold  # lifted for a lone request
 
@@ -75,7 +82,11 @@ class Admission:
 
     def slots(self, request: Request) -> int:
         """Prompt tokens of the step if it joined too; packed, so without padding."""
-        return sum(work.tokens for work in self.works) + min(request.known, self.cap)
+        hits, _ = self._planner.blocks.hit(request)
+        tokens = min(request.known - hits * self._planner.blocks.size, self.cap)
+        if self._planner.limits.chunked_prefill:
+            tokens = min(tokens, self.budget)
+        return self._tokens + tokens
 
     def fits(self, request: Request) -> bool:
         """Whether there is a seat, budget and KV blocks for it (vLLM's admission gate)."""
@@ -122,6 +133,7 @@ class Admission:
         start = request.computed
         request.computed = upto = start + tokens
         self.budget -= tokens
+        self._tokens += tokens
         if self._planner.blocks.caching:
             self._planner.blocks.filled(request, upto)
         samples = upto == request.target and request.output > 0
@@ -155,6 +167,7 @@ class Continuous:
         self._admissions = 0
         self._preempted: list[Request] = []
         self._alike = False  # whether more steps like the last one may follow
+        self._stirred = False  # whether anybody came or left since
         self._to_report = False  # a request has finished since the last plan
 
     def refusal(self, request: Request) -> str | None:
@@ -177,6 +190,7 @@ class Continuous:
     def add(self, request: Request) -> None:
         """It waits at the end of the queue, or at its place in the order."""
         self.queue.push(request)
+        self._stirred = True
 
     def waiting(self) -> int:
         """Requests that wait, preempted ones included."""
@@ -185,8 +199,14 @@ class Continuous:
     # One step
 
     def plan(self, now: float) -> Step | Wait:
-        """Running requests first, in admission order, then, if nobody was preempted, waiting ones."""
+        """Running requests in admission order, then, if nobody was preempted, waiting ones."""
         room, group = self._room, self.group
+        if self._alike and not self._stirred and self.wake is None:
+            opening = group.opening()
+            if opening <= self.blocks.free:  # nothing can have changed: the same once more
+                self.blocks.take(opening)
+                return self._step((), ())
+        self._stirred = False
         room.open()
         self._preempted = []
         skipped = () if self._serve_all(room) else InOrder(self, room).serve()
@@ -226,7 +246,7 @@ class Continuous:
         room.budget = budget
         return True
 
-    def _step(self, works: list[Work], skipped: Sequence[Request]) -> Step:
+    def _step(self, works: Sequence[Work], skipped: Sequence[Request]) -> Step:
         """Count what was planned as done, and say what it is."""
         group, number = self.group, self._next
         self._next = number + 1
@@ -251,7 +271,7 @@ class Continuous:
             PACKED,
             tuple(works),
             group,
-            tuple(self._preempted),
+            tuple(self._preempted) if self._preempted else (),
             features,
             len(self.queue),
             len(self.running),
@@ -262,22 +282,27 @@ class Continuous:
         self, works: Sequence[Work], number: int
     ) -> tuple[Sequence[Request], Sequence[Request]]:
         """Who ends with the chunks of this step, and who decodes from now on."""
-        log, prefilling = self._log, self.prefilling
-        ended, joined = [], []
+        log, prefilling, join = self._log, self.prefilling, self.group.join
+        ended: list[Request] = []
+        joined: list[Request] = []
         for request, _, tokens, samples in works:
-            log((number, request.index, CHUNK, tokens, -1))
+            index = request.index
             if request.computed < request.target:
+                log((number, index, CHUNK, tokens, -1))
                 prefilling[request] = None
                 continue
-            prefilling.pop(request, None)
+            if prefilling:
+                prefilling.pop(request, None)
             if samples:
                 request.sampled += 1
-                log((number, request.index, FIRST, 1, -1))
+                log((number, index, CHUNK, tokens, -1, number, index, FIRST, 1, -1))
+            else:
+                log((number, index, CHUNK, tokens, -1))
             if request.sampled >= request.output:
                 ended.append(request)
             else:
                 joined.append(request)
-                self.group.join(request)
+                join(request)
         return ended, joined
 
     # What changes who runs
@@ -306,7 +331,7 @@ class Continuous:
         request.computed = 0
         if due is not None:  # its token is on its way, and will still be delivered
             request.sampled -= 1
-            due.lost.append(request)
+            due.lost = (*due.lost, request)
         del self.running[request]
         self.prefilling.pop(request, None)
         request.status = Status.WAITING
@@ -326,13 +351,16 @@ class Continuous:
         planned = self._flight.popleft()
         if planned.id != step.id:
             raise RuntimeError(f"step {planned.id} ends before step {step.id}")
-        if not planned.ending and not planned.lost:
+        ending, lost = planned.ending, planned.lost
+        if not ending and not lost:
             return ()
-        finished = [r for r in planned.ending if r not in planned.lost]
-        for request in planned.lost:
-            request.sampled += 1
-            if request.sampled >= request.output:
-                finished.append(request)
+        finished = list(ending)
+        if lost:
+            finished = [r for r in ending if r not in lost]
+            for request in lost:
+                request.sampled += 1
+                if request.sampled >= request.output:
+                    finished.append(request)
         if len(finished) > 1:
             finished.sort(key=lambda r: r.seq)
         for request in finished:
@@ -343,6 +371,7 @@ class Continuous:
                 self.queue.remove(request)
             request.status = Status.FINISHED
             self._log((planned.id, request.index, FINISH, request.output, -1))
+        self._stirred = True
         self._to_report |= self.limits.asynchronous and bool(finished)
         return finished
 
@@ -357,12 +386,9 @@ class Continuous:
 
     def advance(self, step: Step, steps: int) -> tuple[Step, Sequence[int]]:
         """Count the last planned step as `steps` equal ones."""
-        used = [step.blocks_used]
         if steps == 1:
-            return step, used
-        opening = self.group.opening_run(steps - 1)
-        for count in opening:
-            used.append(used[-1] + count)
+            return step, [step.blocks_used]
+        used = list(accumulate(self.group.opening_run(steps - 1), initial=step.blocks_used))
         self.blocks.take(used[-1] - used[0])
         last = self._flight[-1]
         last.id += steps - 1

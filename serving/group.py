@@ -117,8 +117,9 @@ class DecodeGroup:
 
     def opening_run(self, steps: int) -> list[int]:
         """KV blocks opened in each of the next `steps` steps if the members stay the same."""
-        opening, size = self._opening, self._size
-        return [opening[t % size] for t in range(self.tick, self.tick + steps)]
+        at = self.tick % self._size
+        cycle = self._opening[at:] + self._opening[:at]
+        return (cycle * (steps // self._size + 1))[:steps]
 
     def steps_within(self, free: int, most: int) -> int:
         """How many of the next `most` steps `free` KV blocks are enough for."""

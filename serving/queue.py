@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from serving.request import Request, Status
@@ -34,26 +34,16 @@ class Queue(Protocol):
     def __len__(self) -> int: ...
 
 
-class Fifo:
+class Fifo(deque[Request]):
     """First come, first served; preempted requests come first of all."""
 
-    def __init__(self) -> None:
-        self._items: deque[Request] = deque()
-        self.push = self._items.append
-        self.push_front = self._items.appendleft
-        self.pop = self._items.popleft
-        self.remove = self._items.remove
+    push = deque.append
+    push_front = deque.appendleft
+    pop = deque.popleft
 
     def peek(self) -> Request | None:
         """The one that has waited longest."""
-        items = self._items
-        return items[0] if items else None
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._items)
+        return self[0] if self else None
 
 
 class Ranked:

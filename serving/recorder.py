@@ -15,13 +15,12 @@ from serving.tables import KINDS
 ADMIT, CHUNK, FIRST, SKIP, PREEMPT, FINISH, LEAVE = range(len(KINDS))
 """Kinds of event as numbers, in the order of `serving.tables.KINDS`."""
 
-STEP_FIELDS = (
+ROW_FIELDS = (
+    "count",
     "step",
     "start_s",
-    "end_s",
     "waiting",
     "running",
-    "kv_blocks_used",
     "preempted",
     "prefill_tokens",
     "decode_tokens",
@@ -36,22 +35,21 @@ STEP_FIELDS = (
     "sampled_rows",
     "prefill_kv",
 )
-"""What one row of `Recorder.steps` holds, in this order."""
-
-_WIDTH = len(STEP_FIELDS)
-_BLOCKS = STEP_FIELDS.index("kv_blocks_used")
-_USEFUL = STEP_FIELDS.index("decode_useful_pairs")
-_COMPUTED = STEP_FIELDS.index("decode_computed_pairs")
+"""What a row of `Recorder.rows` holds: `count` equal steps in a row, and the first of them."""
 
 
 class Recorder:
-    """Rows of one engine's steps and events, 152 and 40 bytes each.
+    """One engine's steps and events, in flat buffers.
 
-    Numbers are kept as doubles and 64-bit integers: exact up to 2^53.
+    Steps that follow each other and differ only in what the passing of steps changes share a row;
+    their ends and KV blocks are kept one by one. Numbers are doubles or 64-bit integers: exact up
+    to 2^53.
     """
 
     def __init__(self) -> None:
-        self.steps = array("d")
+        self.rows = array("d")
+        self.ends = array("d")  # s, one a step
+        self.blocks = array("q")  # KV blocks in use after the plan, one a step
         self.events = array("q")
         self.log = self.events.extend  # log((step, request, kind, tokens, row))
         self.refused: list[tuple[Request, str]] = []
@@ -68,50 +66,46 @@ class Recorder:
 
     def step(self, step: Step, start: float, end: float) -> None:
         """One step ran from `start` to `end` (s)."""
-        self.steps.extend(
-            (
-                step.id,
-                start,
-                end,
-                step.waiting,
-                step.running,
-                step.blocks_used,
-                len(step.preempted),
-                *step.features,
-            )
-        )
+        number, _, _, _, preempted, features, waiting, running, blocks = step
+        self.rows.extend((1, number, start, waiting, running, len(preempted), *features))
+        self.ends.append(end)
+        self.blocks.append(blocks)
 
-    def run(
-        self, step: Step, start: float, ends: NDArray[np.float64], blocks_used: Sequence[int]
-    ) -> None:
-        """A run of equal decode steps, the first of them `step`.
+    def run(self, step: Step, start: float, ends: Sequence[float], blocks: Sequence[int]) -> None:
+        """A run of equal decode steps.
 
         Args:
             step: the first.
             start: when it began, s.
-            ends: when each ended, s, shape [steps].
-            blocks_used: KV blocks in use after the plan of each, shape [steps].
+            ends: when each ended, s.
+            blocks: KV blocks in use after the plan of each.
         """
-        count = len(ends)
-        f = step.features
-        first = (step.id, start, 0.0, step.waiting, step.running, 0, 0, *f)
-        rows = np.empty((count, _WIDTH))
-        rows[:] = first
-        ahead = np.arange(count, dtype=np.float64)
-        rows[:, 0] += ahead
-        rows[1:, 1] = ends[:-1]
-        rows[:, 2] = ends
-        rows[:, _BLOCKS] = blocks_used
-        rows[:, _USEFUL] += ahead * f.decode_tokens
-        rows[:, _COMPUTED] += ahead * f.decode_rows
-        self.steps.frombytes(rows.tobytes())
+        self.rows.extend(
+            (len(ends), step.id, start, step.waiting, step.running, 0, *step.features)
+        )
+        self.ends.extend(ends)
+        self.blocks.extend(blocks)
 
     def step_columns(self) -> dict[str, NDArray[np.float64]]:
-        """The steps so far, a column a field, shape [steps] each."""
-        table = np.frombuffer(self.steps, np.float64).reshape(-1, _WIDTH)
-        return {name: table[:, i].copy() for i, name in enumerate(STEP_FIELDS)}
+        """The steps so far, a column a field of `serving.tables.STEPS`, shape [steps] each."""
+        rows = np.frombuffer(self.rows, np.float64).reshape(-1, len(ROW_FIELDS))
+        counts = rows[:, 0].astype(np.int64)
+        table = {name: np.repeat(rows[:, i], counts) for i, name in enumerate(ROW_FIELDS)}
+        del table["count"]
+        first = np.cumsum(counts) - counts
+        ahead = np.arange(len(self.ends)) - np.repeat(first, counts)  # place within its row
+        ends = np.frombuffer(self.ends, np.float64).copy()
+        table["end_s"] = ends
+        table["kv_blocks_used"] = np.frombuffer(self.blocks, np.int64).astype(np.float64)
+        table["step"] += ahead
+        table["decode_useful_pairs"] += ahead * table["decode_tokens"]
+        table["decode_computed_pairs"] += ahead * table["decode_rows"]
+        later = ahead > 0
+        table["start_s"][later] = ends[np.flatnonzero(later) - 1]
+        return table
 
     def event_rows(self) -> NDArray[np.int64]:
-        """The events so far, shape [events, 5], by step and within a step as they came."""
+        """The events of the steps so far, shape [events, 5], by step, within one as they came."""
         table = np.frombuffer(self.events, np.int64).reshape(-1, 5)
+        table = table[table[:, 0] < len(self.ends)]  # one that was only planned did not run
         return table[np.argsort(table[:, 0], kind="stable")]

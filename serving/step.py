@@ -96,7 +96,11 @@ def packed_features(works: Sequence[Work], live: int, decode_pairs: int) -> Feat
 
 
 class Step(NamedTuple):
-    """One forward pass. A step without rows exists only under asynchronous scheduling."""
+    """One forward pass.
+
+    One without rows takes no time. It exists under asynchronous scheduling, and where the first
+    running request needs a block and is itself the one to be preempted.
+    """
 
     id: int
     layout: Layout

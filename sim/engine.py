@@ -6,14 +6,15 @@ own floats, accumulated step by step (`env.now` may differ from them in the last
 
 from __future__ import annotations
 
+import gc
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from serving.core import Core
 from serving.recorder import Recorder
@@ -72,33 +73,43 @@ class Feed:
             self.deliver(arrival)
 
 
-@dataclass(slots=True)
 class Flight:
     """A step that runs, or a run of equal ones."""
 
-    step: Step
-    start: float
-    end: float  # of the step; unknown for a run
-    ends: NDArray[np.float64] | None = None  # of each step of a run
+    __slots__ = ("end", "ends", "start", "step")
+
+    def __init__(
+        self, step: Step, start: float, end: float, ends: Sequence[float] | None = None
+    ) -> None:
+        self.step = step
+        self.start = start
+        self.end = end  # of the step, or of the last of the run
+        self.ends = ends  # of each step of a run
 
 
 class Replica:
     """One engine: plans, lets time pass, takes in what has arrived."""
 
     def __init__(
-        self, env: simpy.Environment, core: Core, cost: CostModel, recorder: Recorder, how: Options
+        self,
+        env: simpy.Environment,
+        feed: Feed,
+        core: Core,
+        cost: CostModel,
+        recorder: Recorder,
+        how: Options,
     ) -> None:
         self.env = env
+        self.feed = feed
         self.core = core
         self.cost = cost
         self.recorder = recorder
         self.how = how
         self.inbox: deque[Request] = deque()  # routed here, not in the core yet
         self.outstanding = 0  # routed here and not finished, as of the last ended step
-        self.feed: Feed | None = None
         self._flight: deque[Flight] = deque()
         self._last_end = 0.0
-        self._most = 64  # how long a run is worth computing ahead
+        self._most = 16  # how long a run is worth computing ahead
         self._listening = False
         self.process = env.process(self._run())
 
@@ -108,38 +119,38 @@ class Replica:
         self.outstanding += 1
         if self._listening:
             self._listening = False
-            self.process.interrupt(request.arrival)
+            self.process.interrupt()
 
     def _run(self) -> Process:
-        core, flight, depth = self.core, self._flight, self.how.depth
+        env, core, flight, depth = self.env, self.core, self._flight, self.how.depth
         now = 0.0
+        until: float | None = None
         while True:
-            planned: Step | Wait = Wait()
-            while len(flight) < depth and not (flight and flight[-1].ends is not None):
-                self._take_in(now)
+            while len(flight) < depth and not (flight and flight[-1].ends):
+                if self.inbox or self.feed.next <= now:
+                    self._take_in(now)
                 planned = core.plan(now)
                 if isinstance(planned, Wait):
+                    until = planned.until
                     break
                 flight.append(self._launch(planned, now))
             if not flight:
-                assert isinstance(planned, Wait)
-                now = yield from self._sleep(planned, now)
-            elif flight[0].ends is not None:
+                now = yield from self._sleep(until, now)
+            elif flight[0].ends:
                 now = yield from self._collect_run(flight[0], flight[0].ends)
             else:
                 ended = flight.popleft()
                 now = ended.end
-                if now > self.env.now:
-                    yield self.env.timeout(now - self.env.now)
+                if now > env.now:
+                    yield env.timeout(now - env.now)
                 finished = core.complete(ended.step)
                 if finished:
                     self.outstanding -= len(finished)
 
     def _take_in(self, now: float) -> None:
         """What has arrived by now goes into the core."""
-        feed = self.feed
-        if feed is not None and feed.next <= now:
-            feed.deliver(now)
+        if self.feed.next <= now:
+            self.feed.deliver(now)
         inbox = self.inbox
         while inbox and inbox[0].arrival <= now:
             if self.core.add(inbox.popleft()) is not None:
@@ -154,46 +165,48 @@ class Replica:
         if how.jump and not step.prefill:
             count = self.core.run_length(self._most)
             if count >= SHORTEST_RUN:
-                times = np.empty(count + 1)
-                times[0] = start
-                times[1:] = cost.seconds_run(step.features, count)
-                return Flight(step, start, start, np.add.accumulate(times)[1:])
-        end = start + cost.seconds(step.features)
-        self._last_end = end
+                times = cost.seconds_run(step.features, count).tolist()
+                ends = list(accumulate(times, initial=start))
+                del ends[0]
+                return Flight(step, start, ends[-1], ends)
+        self._last_end = end = start + cost.seconds(step.features)
         self.recorder.step(step, start, end)
         return Flight(step, start, end)
 
     def _collect_run(
-        self, flight: Flight, ends: NDArray[np.float64]
+        self, flight: Flight, ends: Sequence[float]
     ) -> Generator[simpy.Event, Any, float]:
         """Let a run pass until it is over, or until something may change the plan.
 
-        That is the first step end at or after an arrival or the planner's wake-up; with two steps
-        in flight one more is planned by then.
+        Returns:
+            When the step behind the run is planned: at depth 1 at its end, at depth 2 when its
+            last step starts.
         """
         env, depth = self.env, self.how.depth
+        if self.feed.next <= flight.start:
+            self.feed.deliver(flight.start)
         count = len(ends)
         wake = self.core.planner.wake
         if wake is not None:
-            count = min(count, int(np.searchsorted(ends, wake)) + depth)
+            count = self._cut(flight, count, wake)
         if self.inbox:
-            count = min(count, int(np.searchsorted(ends, self.inbox[0].arrival)) + depth)
+            count = self._cut(flight, count, self.inbox[0].arrival)
         else:
             self._listening = True
         try:
-            until = ends.item(count - depth)
+            until = ends[count - depth] if count >= depth else flight.start
             if until > env.now:
                 yield env.timeout(until - env.now)
-        except simpy.Interrupt as arrival:
-            count = min(count, int(np.searchsorted(ends, arrival.cause)) + depth)
-            until = ends.item(count - depth)
+        except simpy.Interrupt:
+            count = self._cut(flight, count, self.inbox[0].arrival)
+            until = ends[count - depth] if count >= depth else flight.start
             if until > env.now:
                 yield env.timeout(until - env.now)
         self._listening = False
-        self._most = max(64, min(2 * count, 4096))
+        self._most = max(16, min(2 * count, 4096))
         last, used = self.core.advance(flight.step, count)
         self.recorder.run(flight.step, flight.start, ends[:count], used)
-        self._last_end = end = ends.item(count - 1)
+        self._last_end = end = ends[count - 1]
         self._flight.popleft()
         if depth > 1:  # its last step is still running
             self._flight.appendleft(Flight(last, until, end))
@@ -201,9 +214,20 @@ class Replica:
         self.outstanding -= len(self.core.complete(last))
         return end
 
-    def _sleep(self, wait: Wait, now: float) -> Generator[simpy.Event, Any, float]:
+    def _cut(self, flight: Flight, count: int, time: float) -> int:
+        """How many steps of a run are planned before `time`.
+
+        At depth 1 a step is planned when the one before it ends, at depth 2 when that one starts.
+        """
+        ends = flight.ends or ()
+        before = bisect_left(ends, time)  # ends before `time`: as many plans follow the first
+        if self.how.depth > 1:
+            before += time > flight.start
+        return min(count, 1 + before)
+
+    def _sleep(self, until: float | None, now: float) -> Generator[simpy.Event, Any, float]:
         """Until the next arrival, or the time that the policy has asked for."""
-        env, until = self.env, wait.until
+        env = self.env
         if self.inbox:
             return self.inbox[0].arrival
         if until is not None and until <= now:
@@ -213,8 +237,8 @@ class Replica:
             yield env.event() if until is None else env.timeout(max(0.0, until - env.now))
             assert until is not None
             return until
-        except simpy.Interrupt as arrival:
-            return max(now, float(arrival.cause))
+        except simpy.Interrupt:
+            return max(now, self.inbox[0].arrival)
         finally:
             self._listening = False
 
@@ -245,12 +269,17 @@ def simulate(
     """
     env = simpy.Environment()
     how = how or Options()
-    replicas = [Replica(env, core, cost, recorder, how) for core, recorder in engines]
+    replicas: list[Replica] = []
     feed = Feed(requests, lambda request: route(request, replicas).arrive(request))
-    for replica in replicas:
-        replica.feed = feed
+    replicas += [Replica(env, feed, core, cost, recorder, how) for core, recorder in engines]
     env.process(feed.process(env))
-    env.run()
+    collecting = gc.isenabled()
+    gc.disable()  # millions of small objects live for a moment, and none of them in a cycle
+    try:
+        env.run()
+    finally:
+        if collecting:
+            gc.enable()
     left = sum(core.unfinished for core, _ in engines)
     if left:
         raise PolicyError(f"{left} requests are left waiting, and the policy asks for nothing more")
