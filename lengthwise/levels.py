@@ -40,6 +40,15 @@ class Level:
         means: FloatArray = np.diff(np.interp(edges, self.times, area)) / np.diff(edges)
         return means
 
+    def peak(self, edges: FloatArray) -> FloatArray:
+        """The largest value in each interval between `edges` (s, rising), shape [edges - 1]."""
+        values = np.append(0.0, self.values)  # what holds before the first change, too
+        begin = np.searchsorted(self.times, edges[:-1], side="right")
+        end = np.searchsorted(self.times, edges[1:], side="left")
+        pairs = np.stack([begin, np.maximum(end, begin) + 1], axis=1).ravel()
+        peaks: FloatArray = np.maximum.reduceat(np.append(values, 0.0), pairs)[::2]
+        return peaks
+
 
 def in_steps(steps: pd.DataFrame, values: ArrayLike) -> Level:
     """A quantity of the step that runs, summed over replicas, 0 while idle.

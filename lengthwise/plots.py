@@ -9,16 +9,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from lengthwise.levels import FloatArray, Level, edges, in_steps, span, waiting
 from lengthwise.style import DECODE, HATCH, PREFILL, WASTE, looks, new_figure, styled
 from serving.distribution import Distribution
-from serving.metrics import efficiency, latencies
+from serving.metrics import efficiency
 from serving.record import Record
 
 Records = Mapping[str, Record]
@@ -37,18 +44,17 @@ _CURVES = {
 
 
 def latency_cdfs(records: Records, width: float = WIDTH) -> Figure:
-    """What share of requests (of gaps, for ITL) took at most how long; time is logarithmic."""
+    """What share of requests (of gaps, for ITL) took at most so long; time is logarithmic."""
     with styled():
         figure = new_figure(width, 0.42 * width + 1.9)
         grid = figure.subplots(2, 2, sharey=True)
-        taken = {name: latencies(r.requests, r.steps, r.events) for name, r in records.items()}
         for ax, (name, title) in zip(grid.flat, _CURVES.items(), strict=True):
-            _cdf(ax, {run: by[name] for run, by in taken.items()})
+            _cdf(ax, {run: record.latencies[name] for run, record in records.items()})
             ax.set_title(title)
         for ax in grid[1]:
-            ax.set_xlabel("at most so many seconds")
+            ax.set_xlabel("seconds")
         grid[0, 0].set_ylabel("share of requests")
-        grid[1, 0].set_ylabel("share of gaps / requests")
+        grid[1, 0].set_ylabel("share of gaps")
         _legend(figure, records, width)
     return figure
 
@@ -91,7 +97,7 @@ def padding(records: Records, width: float = WIDTH) -> Figure:
             _shares(grid[1, column], pairs, colour)
             grid[0, column].set_title(f"{phase.capitalize()}: token slots")
             grid[1, column].set_title(f"{phase.capitalize()}: query-key pairs")
-            grid[1, column].set_xlabel("share of what was computed")
+        figure.supxlabel("share of what was computed; at the right: wasted, of all", size="medium")
         figure.legend(
             handles=[
                 Patch(facecolor=PREFILL, label="useful (prefill)"),
@@ -113,9 +119,9 @@ def _shares(ax: Axes, parts: Mapping[str, tuple[int, int]], colour: str) -> None
     )
     ax.barh(places, useful, color=colour, height=0.72)
     ax.barh(places, wasted, left=useful, color=WASTE, hatch=HATCH, height=0.72)
-    count = EngFormatter(sep=" ", places=1)
+    count = EngFormatter(sep="", places=1)
     for place, share, (_, whole) in zip(places.tolist(), wasted, parts.values(), strict=True):
-        note = f"{100 * share:.1f}% of {count(whole)} wasted" if whole else "none"
+        note = f"{100 * share:.1f}% of {count(whole)}" if whole else "none"
         ax.text(1.03, place, note, va="center", fontsize=7.5, transform=ax.get_yaxis_transform())
     ax.set_yticks(places, list(parts))
     ax.set_ylim(len(parts) - 0.4, -0.6)
@@ -129,68 +135,50 @@ def running(
 ) -> Figure:
     """Requests in a seat over time, a panel a run: batches drain, a continuous one is refilled."""
     with styled():
-        figure = new_figure(width, 1.0 + 0.78 * len(records))
-        axes = _column(figure, len(records), sharey=True)
+        figure = new_figure(width, 0.8 + 0.8 * len(records))
+        axes = _column(figure, len(records))
         window = window or span(dict(records))
         look = looks(records)
         for ax, (name, record) in zip(axes, records.items(), strict=True):
-            bounds = edges(record, INTERVALS, window)
-            _area(ax, bounds, in_steps(record.steps, record.steps["running"]), look[name].colour)
+            level = in_steps(record.steps, record.steps["running"])
+            _area(ax, edges(record, INTERVALS, window), level, look[name].colour)
             ax.set_title(name)
-        axes[len(axes) // 2].set_ylabel("requests running")
-        axes[-1].set_xlabel("time (s)")
+        figure.supylabel("requests running", size="medium")
+        axes[-1].set_xlabel("time (s); pale: the most in an interval")
     return figure
 
 
 def composition(
     record: Record, window: tuple[float, float] | None = None, width: float = WIDTH
 ) -> Figure:
-    """What the steps computed over time: prefill, decode and padding slots, against the budget."""
+    """What the steps computed over time, against the budget; decode once more, enlarged."""
     with styled():
-        figure = new_figure(width, 0.25 * width + 1.0)
-        ax = figure.subplots()
-        steps, bounds = record.steps, edges(record, INTERVALS, window)
-        useful = steps["prefill_tokens"] + steps["decode_tokens"]
-        slots = steps["prefill_slots"] + steps["decode_slots"]
-        busy = in_steps(steps, np.ones(len(steps))).mean(bounds)
-        floor = np.zeros(len(bounds) - 1)
-        for label, values, colour, hatch in (
-            ("decode tokens", steps["decode_tokens"], DECODE, ""),
-            ("prefill tokens", steps["prefill_tokens"], PREFILL, ""),
-            ("padding and finished rows", slots - useful, WASTE, HATCH),
-        ):
-            if not values.any():
-                continue
-            # in the mean over the time in which steps ran
-            level = in_steps(steps, values).mean(bounds) / np.where(busy > 0, busy, 1)
-            ax.stairs(
-                floor + level,
-                bounds,
-                baseline=floor,
-                fill=True,
-                color=colour,
-                hatch=hatch,
-                label=label,
-                lw=0,
-            )
-            floor = floor + level
+        figure = new_figure(width, 3.9)
+        axes = _column(figure, 2)
+        bounds, steps = edges(record, INTERVALS, window), record.steps
+        vain = {p: steps[f"{p}_slots"] - steps[f"{p}_tokens"] for p in ("prefill", "decode")}
+        decode = ("decode tokens", steps["decode_tokens"], DECODE, "")
+        prefill = ("prefill tokens", steps["prefill_tokens"], PREFILL, "")
+        waste = "padding and finished rows"
+        whole = (waste, vain["prefill"] + vain["decode"], WASTE, HATCH)
         budget = record.config.get("max_num_batched_tokens")
-        if budget and budget <= 20 * max(floor.max(initial=0), 1):
-            ax.axhline(budget, color="black", lw=1.1, ls=(0, (5, 2)), label="token budget")
-        ax.set_xlim(bounds[0], bounds[-1])
-        ax.set_ylim(0)
-        ax.set_xlabel("time (s)")
-        ax.set_ylabel("token slots a step")
-        ax.yaxis.set_major_formatter(_thousands())
-        figure.legend(loc="outside upper center", ncols=4)
+        if budget:
+            axes[0].axhline(budget, color="black", lw=1.1, ls=(0, (5, 2)), label="token budget")
+        _stack(axes[0], bounds, steps, [decode, prefill, whole])
+        _stack(axes[1], bounds, steps, [decode, (waste, vain["decode"], WASTE, HATCH)])
+        axes[0].set_title("Token slots a step")
+        axes[1].set_title("Decode alone")
+        axes[1].set_xlabel("time (s)")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=4 if width > 7 else 2)
     return figure
 
 
 def load(record: Record, window: tuple[float, float] | None = None, width: float = WIDTH) -> Figure:
-    """The queue, the running requests and the KV cache over time."""
+    """The queue, the running requests and the KV cache over time; pale: most in an interval."""
     with styled():
         figure = new_figure(width, 4.6)
-        axes = _column(figure, 3, sharey=False)
+        axes = _column(figure, 3)
         bounds, steps = edges(record, INTERVALS, window), record.steps
         blocks = record.config.get("kv_blocks")
         kv = steps["kv_blocks_used"] / blocks if blocks else steps["kv_blocks_used"]
@@ -210,22 +198,47 @@ def load(record: Record, window: tuple[float, float] | None = None, width: float
             strict=True,
         ):
             ax.set_title(title)
-        axes[-1].set_xlabel("time (s)")
+        axes[-1].set_xlabel("time (s); pale: the most in an interval")
     return figure
 
 
 # Pieces
 
 
-def _column(figure: Figure, count: int, sharey: bool) -> list[Axes]:
+def _column(figure: Figure, count: int) -> list[Axes]:
     """Panels above each other over one axis of time."""
-    grid = figure.subplots(max(count, 1), 1, sharex=True, sharey=sharey, squeeze=False)
+    grid = figure.subplots(max(count, 1), 1, sharex=True, squeeze=False)
     return list(grid[:, 0])
 
 
+def _stack(
+    ax: Axes,
+    bounds: FloatArray,
+    steps: pd.DataFrame,
+    parts: list[tuple[str, pd.Series[Any], str, str]],
+) -> None:
+    """Parts of a step on each other, each its mean over the time in which steps ran."""
+    busy = in_steps(steps, np.ones(len(steps))).mean(bounds)
+    floor = np.zeros(len(bounds) - 1)
+    for label, values, colour, hatch in parts:
+        if values.any():
+            top = floor + in_steps(steps, values).mean(bounds) / np.where(busy > 0, busy, 1)
+            ax.stairs(
+                top, bounds, baseline=floor, fill=True, color=colour, hatch=hatch, label=label, lw=0
+            )
+            floor = top
+    _frame(ax, bounds)
+
+
 def _area(ax: Axes, bounds: FloatArray, level: Level, colour: str) -> None:
-    """A quantity over time as a filled area, its mean in each interval."""
+    """A quantity over time as a filled area: its mean in each interval, and pale its most."""
+    ax.stairs(level.peak(bounds), bounds, fill=True, color=colour, alpha=0.3, lw=0)
     ax.stairs(level.mean(bounds), bounds, fill=True, color=colour, alpha=0.85, lw=0)
+    _frame(ax, bounds)
+
+
+def _frame(ax: Axes, bounds: FloatArray) -> None:
+    """The whole time and nothing below 0."""
     ax.set_xlim(bounds[0], bounds[-1])
     ax.set_ylim(0)
     ax.yaxis.set_major_formatter(_thousands())
@@ -241,7 +254,11 @@ def _legend(figure: Figure, records: Records, width: float) -> None:
 
 
 def _plain_log(ax: Axes) -> None:
-    """Powers of ten as plain numbers."""
+    """Plain numbers; where there are few powers of ten, also twice and five times them."""
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,), numticks=20)
+    )
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
@@ -254,12 +271,12 @@ def _say_nothing(ax: Axes) -> None:
     ax.text(0.5, 0.5, "no such figure in these runs", ha="center", transform=ax.transAxes)
 
 
-FOR_COMPARISON: dict[str, Callable[[Records], Figure]] = {
+FOR_COMPARISON: dict[str, Callable[..., Figure]] = {
     "latency": latency_cdfs,
     "padding": padding,
     "running": running,
 }
-"""The plots that `compare` saves, by file name."""
+"""The plots that `compare` saves, by file name; each takes runs by name, and `width`."""
 
-FOR_ONE: dict[str, Callable[[Record], Any]] = {"composition": composition, "load": load}
-"""The plots of a single run, by file name."""
+FOR_ONE: dict[str, Callable[..., Figure]] = {"composition": composition, "load": load}
+"""The plots of a single run, by file name; each takes a record, and `width`."""

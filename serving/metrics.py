@@ -28,6 +28,7 @@ def summarize(
     steps: pd.DataFrame,
     events: pd.DataFrame,
     goodput: Mapping[str, float] | None = None,
+    taken: Mapping[str, Distribution] | None = None,
 ) -> dict[str, Any]:
     """The figures of one run; an undefined one is None. Latencies are over finished requests.
 
@@ -38,6 +39,7 @@ def summarize(
         requests, steps, events: tables with the columns of `serving.tables`.
         goodput: per-request limits in ms by latency (`ttft`, `tpot`, `e2el`); with them the
             summary has `request_goodput`.
+        taken: what `latencies` gives for these tables, where it is known already.
 
     Raises:
         ValueError: a limit on something else, or events that do not fit the other tables.
@@ -61,7 +63,7 @@ def summarize(
         "output_throughput": _ratio(output, duration),
         "total_token_throughput": _ratio(prompt + output, duration),
     }
-    for name, values in latencies(requests, steps, events).items():
+    for name, values in (taken or latencies(requests, steps, events)).items():
         summary |= _figures(name, values)
     summary |= {
         "padding_ratio": use["whole"].padding_ratio,

@@ -14,8 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.distribution import Distribution
 from serving.folder import FolderError, RecordExists, ensure_free, new_folder
-from serving.metrics import summarize
+from serving.metrics import latencies, summarize
 from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
 
 __all__ = ["Record", "RecordError", "RecordExists", "ensure_free", "make_table", "new_folder"]
@@ -62,8 +63,18 @@ class Record:
     def summary(self) -> dict[str, Any]:
         """The figures, as `serving.metrics.summarize` defines them; SLOs from config `goodput`."""
         return summarize(
-            self.config, self.requests, self.steps, self.events, self.config.get("goodput")
+            self.config,
+            self.requests,
+            self.steps,
+            self.events,
+            goodput=self.config.get("goodput"),
+            taken=self.latencies,
         )
+
+    @cached_property
+    def latencies(self) -> dict[str, Distribution]:
+        """The distributions of `serving.metrics.LATENCIES` over finished requests, in s."""
+        return latencies(self.requests, self.steps, self.events)
 
     def save(self, folder: Path | str, force: bool = False) -> Path:
         """Write the record as a folder that appears whole or not at all.
