@@ -26,9 +26,12 @@ def load_cost(
 ) -> CostModel:
     """The cost model called `spec`.
 
+    For a file, `model` and `hardware` are only what its FLOPs and bytes are counted for; whether
+    it was calibrated for them `FittedCost.differences` says.
+
     Raises:
-        ValueError: an unknown kind, or a flag that it needs and lacks; for what a flag names see
-            `load_model` and `load_hardware`.
+        ValueError: an unknown kind, a flag that it needs and lacks, or a file that is no cost file;
+            for what a flag names see `load_model` and `load_hardware`.
     """
     if spec == "fixed":
         if step_s is None:
@@ -49,4 +52,15 @@ def load_cost(
         )
     if not Path(spec).is_file():
         raise ValueError(f"--cost {spec}: neither fixed nor roofline, and no such file")
-    raise ValueError(f"--cost {spec}: files of fitted costs are not read yet")
+    from sim.fitted import FittedCost
+
+    cost = FittedCost.load(
+        spec,
+        overhead_layer_s=overhead_layer_s,
+        allreduce_bytes_per_s=allreduce_bytes_per_s,
+        allreduce_s=allreduce_s or 0.0,
+    )
+    if model is not None:
+        place = None if hardware is None else load_hardware(hardware)
+        cost.on(load_model(model), place, tp, dtype, kv_dtype)
+    return cost

@@ -1,0 +1,172 @@
+"""Measured steps as a table of features and seconds, from anyone's file of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from serving.step import Features
+
+KERNEL_COLUMNS = ("prefill_chunk", "prefill_ctx", "n_decode", "decode_ctx", "iter_ms")
+"""A table of step shapes: at most one prompt chunk after a context, and decodes that all have the
+same number of keys. Its time is the sum of kernels, without the host's share."""
+
+LEAST_ROWS = 10
+
+
+class RowsError(ValueError):
+    """A table of measured steps that cannot be used."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Measured steps."""
+
+    columns: dict[str, NDArray[np.int64]]
+    """One for each of `Features`, shape [rows]."""
+    seconds: NDArray[np.float64]
+    source: str
+    facts: dict[str, Any]
+    """What the file beside the table says of it (model, hardware, versions, ...)."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.seconds)
+
+    def spread(self) -> float | None:
+        """How far repeats of one step lie apart: (largest − least) / median, median over steps.
+
+        None where no step was measured twice.
+        """
+        table = pd.DataFrame({**self.columns, "seconds": self.seconds})
+        times = table.groupby(list(self.columns), sort=False)["seconds"]
+        counted = times.agg(["count", "min", "max", "median"])
+        again = counted[counted["count"] > 1]
+        if not len(again):
+            return None
+        return float(((again["max"] - again["min"]) / again["median"]).median())
+
+
+def read_rows(path: Path) -> StepRows:
+    """Read a CSV or Parquet file of measured steps, or a record's folder.
+
+    Two kinds of table are known by their columns: step shapes (`KERNEL_COLUMNS`), and our own,
+    with the names of the step table and `seconds`, or `start_s` and `end_s`. Facts come from a
+    JSON file of the same name, or from `config.json` in a record's folder.
+
+    Raises:
+        RowsError: unreadable, a column missing, a cell that is no number or out of range, fewer
+            than 10 rows, or rows that all hold the same step.
+    """
+    table_path, facts_path = path, path.with_suffix(".json")
+    if path.is_dir():
+        table_path, facts_path = path / "steps.parquet", path / "config.json"
+    table = _read_table(table_path)
+    if "iter_ms" in table:
+        columns, seconds = _from_shapes(table, table_path)
+    else:
+        columns, seconds = _from_steps(table, table_path)
+    if len(seconds) < LEAST_ROWS:
+        raise RowsError(
+            f"{table_path}: {len(seconds)} measured steps; a fit needs {LEAST_ROWS} or more"
+        )
+    if all((c == c[0]).all() for c in columns.values()):
+        raise RowsError(f"{table_path}: all {len(seconds)} rows hold the same step; vary them")
+    return StepRows(columns, seconds, path.name, _facts(facts_path))
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' and Arrow's parser errors are ValueErrors
+        raise RowsError(f"{path}: not a readable table ({error})") from None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RowsError(f"{path}: not a readable JSON file ({error})") from None
+    return raw if isinstance(raw, dict) else {}
+
+
+def _numbers(table: pd.DataFrame, name: str, path: Path, least: float) -> NDArray[np.float64]:
+    """A column as numbers, each at least `least`."""
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64)
+    bad = np.flatnonzero(~((values >= least) & np.isfinite(values)))
+    if bad.size:
+        row = int(bad[0])
+        where = f"{path}:{row + 2}" if path.suffix != ".parquet" else f"{path}, row {row}"
+        raise RowsError(
+            f"{where}: {name} is {table[name].iloc[row]!r}; expected a number of at least {least:g}"
+        )
+    return values
+
+
+def _seconds(table: pd.DataFrame, name: str, path: Path, unit: float) -> NDArray[np.float64]:
+    """A column of times, over 0."""
+    return _numbers(table, name, path, 1e-12) * unit
+
+
+def _from_shapes(
+    table: pd.DataFrame, path: Path
+) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64]]:
+    """Step shapes: `decode_ctx` counts the keys of a decode, its own included."""
+    for name in KERNEL_COLUMNS:
+        if name not in table:
+            raise RowsError(f"{path}: no column {name}; found {', '.join(map(str, table.columns))}")
+    chunk, context, rows, keys = (
+        _numbers(table, name, path, 0).astype(np.int64) for name in KERNEL_COLUMNS[:4]
+    )
+    prompt = (chunk > 0).astype(np.int64)
+    pairs = chunk * context + chunk * (chunk + 1) // 2
+    columns = {
+        "prefill_tokens": chunk,
+        "decode_tokens": rows,
+        "prefill_slots": chunk,
+        "decode_slots": rows,
+        "prefill_useful_pairs": pairs,
+        "prefill_computed_pairs": pairs,
+        "decode_useful_pairs": rows * keys,
+        "decode_computed_pairs": rows * keys,
+        "prefill_rows": prompt,
+        "decode_rows": rows,
+        "sampled_rows": rows + prompt,
+        "prefill_kv": (context + chunk) * prompt,
+    }
+    return columns, _seconds(table, "iter_ms", path, 1e-3)
+
+
+def _from_steps(
+    table: pd.DataFrame, path: Path
+) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64]]:
+    """Our own names; steps that computed nothing are left out."""
+    for name in (*Features._fields,):
+        if name not in table:
+            raise RowsError(
+                f"{path}: no column {name}; a table of steps has either "
+                f"{', '.join(KERNEL_COLUMNS)} or the names of the step table with seconds; "
+                f"found {', '.join(map(str, table.columns))}"
+            )
+    busy = _numbers(table, "prefill_slots", path, 0) + _numbers(table, "decode_slots", path, 0) > 0
+    if "seconds" in table:
+        seconds = _seconds(table, "seconds", path, 1.0)
+    elif "start_s" in table and "end_s" in table:
+        seconds = table["end_s"].to_numpy(np.float64) - table["start_s"].to_numpy(np.float64)
+        if (seconds[busy] <= 0).any():
+            row = int(np.flatnonzero(busy & (seconds <= 0))[0])
+            raise RowsError(f"{path}, row {row}: end_s is not after start_s")
+    else:
+        raise RowsError(f"{path}: no column seconds, nor start_s and end_s")
+    columns = {
+        name: _numbers(table, name, path, 0).astype(np.int64)[busy] for name in Features._fields
+    }
+    return columns, seconds[busy]
