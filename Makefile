@@ -1,0 +1,41 @@
+# `make demo`: a first look. `make test`: everything that must hold. Both set up .venv by themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint notebooks pictures clean
+
+demo: .venv/.core
+	$(BIN)/lengthwise compare chat --out runs/demo --force
+
+test: .venv/.dev lint
+	$(BIN)/python -m pytest
+	$(MAKE) notebooks demo
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+notebooks: .venv/.dev
+	$(foreach notebook,$(wildcard notebooks/*.ipynb),$(BIN)/jupyter-execute $(notebook) &&) true
+
+# The pictures of README.md and docs/, from the demo's records and a few small runs.
+pictures: demo
+	$(BIN)/python docs/pictures.py
+
+clean:
+	rm -rf .venv build dist runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Stamps: what is installed already is not installed again until pyproject.toml changes.
+.venv/.core: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[executor,dev]'
+	touch $@ .venv/.core
