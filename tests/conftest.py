@@ -19,7 +19,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was not tested here, and why."""
     reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
-        place, line, reason = report.longrepr
+        reason = report.longrepr[2]
         reasons[reason] = reasons.get(reason, 0) + 1
     if reasons:
         terminalreporter.section("NOT TESTED", sep="!", red=True, bold=True)
