@@ -34,7 +34,7 @@ class Lognormal:
     sigma: float
     """Standard deviation of the logarithm."""
     most: int
-    """The longest that the origin has, tokens."""
+    """The longest that is drawn, tokens."""
 
     def draw(self, n: int, rng: Generator) -> NDArray[np.int64]:
         """`n` lengths of 1 to `most` tokens."""
@@ -84,11 +84,11 @@ WORKLOADS = {
     ),
     # Azure's 2023 code trace (same paper): 8,819 requests in an hour; median prompt 1,500 and
     # output 13. Sigma gives the means 2,048 and 28 (a lognormal's mean is
-    # median × exp(sigma²/2)). Gaps are taken as Poisson.
+    # median × exp(sigma²/2)). The limits, and Poisson gaps, are ours.
     "code": Workload(
         "lengths and rate of Azure's 2023 code trace",
-        prompt=Lognormal(1500, 0.789, 7_437),
-        output=Lognormal(13, 1.239, 1_899),
+        prompt=Lognormal(1500, 0.789, 16_384),
+        output=Lognormal(13, 1.239, 2_048),
         rate=2.45,
         cv=1.0,
     ),
