@@ -27,7 +27,7 @@ def plot(trace: Trace, path: str | os.PathLike[str]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5))
-    figure.subplots_adjust(0.06, 0.07, 0.98, 0.90, wspace=0.16, hspace=0.3)
+    figure.subplots_adjust(0.075, 0.07, 0.98, 0.90, wspace=0.2, hspace=0.3)
     for axis, draw in zip(axes.flat, (_rate, _lengths, _joint, _bursts), strict=True):
         draw(axis, trace)
         axis.spines[["top", "right"]].set_visible(False)
