@@ -77,11 +77,12 @@ class Decode:
     memory: tuple[float, ...]
     """Share of the memory bandwidth, over 1 where repeated calls find the KV in the L2 cache."""
 
-    def read_s(self, bytes_per_s: float) -> tuple[float, ...]:
-        """Seconds to read `bytes`."""
-        return tuple(
+    def read_s(self, bytes_per_s: float) -> Curve:
+        """Seconds of one call over its KV bytes; past the last point at the last point's share."""
+        seconds = [
             b / (bytes_per_s * share) for b, share in zip(self.bytes, self.memory, strict=True)
-        )
+        ]
+        return Curve((0.0, *self.bytes), (0.0, *seconds), seconds[-1] / self.bytes[-1])
 
     def cold(self) -> Decode:
         """The same without help from the L2 cache.

@@ -242,6 +242,9 @@ def read_config(path: Path) -> Model:
         return float(value)
 
     hidden, heads = whole("hidden_size"), whole("num_attention_heads")
+    kv_heads = whole("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(f"{path}: {heads} heads cannot share {kv_heads} KV heads evenly")
     positions = whole("max_position_embeddings")
     window = _window(raw, family)
     # transformers 5 writes theta and scaling into one dict
@@ -254,7 +257,7 @@ def read_config(path: Path) -> Model:
         hidden=hidden,
         layers=whole("num_hidden_layers"),
         heads=heads,
-        kv_heads=whole("num_key_value_heads", heads),
+        kv_heads=kv_heads,
         head_dim=whole("head_dim", hidden // heads),
         intermediate=whole("intermediate_size"),
         vocab=whole("vocab_size"),

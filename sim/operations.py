@@ -72,8 +72,8 @@ def decode_attention_s(
 ) -> Seconds:
     """Attention of decodes: latency + the longer of starting rows and reading their KV."""
     rows, kv_heads, kv_bytes = (np.asarray(x, np.float64) for x in (rows, kv_heads, kv_bytes))
-    curve = Curve((0.0, *fit.bytes), (0.0, *fit.read_s(bytes_per_s)))
-    return fit.latency_s + np.maximum(rows * kv_heads * fit.head_s, curve.many(kv_bytes))
+    read = fit.read_s(bytes_per_s).many(kv_bytes)
+    return fit.latency_s + np.maximum(rows * kv_heads * fit.head_s, read)
 
 
 def gemm_s(hardware: Hardware, dtype: str, m: ArrayLike, n: int, k: int) -> Seconds:

@@ -107,9 +107,12 @@ class Roofline:
         self._prefill_qo = 4.0 * model.head_dim * heads * layers / (bandwidth * prefill.memory)
         self._decode_fixed = layers * decode.latency_s
         self._decode_row = layers * decode.head_s * model.kv_heads_per_gpu(tp)
-        pairs = [b * layers / kv_token for b in decode.bytes]
-        reads = [layers * s for s in decode.read_s(bandwidth)]
-        self._decode = Curve((0.0, *pairs), (0.0, *reads))
+        read, per_pair = decode.read_s(bandwidth), kv_token / layers  # bytes of one layer
+        self._decode = Curve(
+            [x / per_pair for x in read.xs],
+            [layers * y for y in read.ys],
+            layers * read.slopes[-1] * per_pair,
+        )
 
     def seconds(self, f: Features) -> float:
         """Seconds of one step; an empty step takes none."""
