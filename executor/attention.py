@@ -131,11 +131,26 @@ class Backend(Protocol):
 
 
 class Counter:
-    """Token slots and query-key pairs that the model really computed, counted where it does."""
+    """Token slots and query-key pairs that the layers computed, counted where they do it."""
 
     def __init__(self) -> None:
-        self.slots = 0
-        self.pairs = 0  # summed over the layers
+        self._slots = self._pairs = self._layers = 0
+
+    def count(self, layer: int, slots: int, pairs: int) -> None:
+        """`layer` has computed this much."""
+        self._slots += slots
+        self._pairs += pairs
+        self._layers = max(self._layers, layer + 1)
+
+    @property
+    def slots(self) -> float:
+        """Token slots, mean over the layers."""
+        return self._slots / max(self._layers, 1)
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs, mean over the layers."""
+        return self._pairs / max(self._layers, 1)
 
 
 class PackedAttend:
@@ -162,6 +177,7 @@ class PackedAttend:
         self.where = (page, slot)
         self.ragged, self.rows = ragged, rows
         self.split = int(ragged.q_lens.sum()) if ragged else 0
+        self.pairs = (ragged.pairs if ragged else 0) + (rows.pairs if rows else 0)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend in `layer` (see `Attend`)."""
@@ -172,10 +188,9 @@ class PackedAttend:
         parts = []
         if self.ragged is not None:
             parts.append(self.backend.varlen(q[:n], k[:n], v[:n], kv, self.ragged))
-            self.counter.pairs += self.ragged.pairs
         if self.rows is not None:
             parts.append(self.backend.decode(q[n:], kv, self.rows))
-            self.counter.pairs += self.rows.pairs
+        self.counter.count(layer, q.shape[0], self.pairs)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -194,5 +209,5 @@ class PaddedAttend:
         for memory, new in zip(kv, (k, v), strict=True):
             block = new.view(at.rows, at.queries, *new.shape[1:]).transpose(1, 2)
             memory[:, :, at.start : at.columns].copy_(block)
-        self.counter.pairs += at.pairs
+        self.counter.count(layer, q.shape[0], at.pairs)
         return self.backend.padded(q, k, v, kv, at)

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from executor.attention import Counter
 from executor.device import event
 from executor.inputs import Batch
 from executor.model import Transformer
@@ -51,19 +50,16 @@ class Runner:
     Args:
         model: with weights.
         tokens: inputs come from here, and what is sampled goes here.
-        counter: of what the model computes.
-        replay: runs a batch in another way where it can (CUDA graphs); False: it cannot.
+        replay: runs a batch in another way if it can (`Graphs.replay`), and says whether it did.
     """
 
     def __init__(
         self,
         model: Transformer,
         tokens: Tokens,
-        counter: Counter,
         replay: Callable[[Batch], bool] | None = None,
     ) -> None:
-        self.model, self.tokens, self.counter = model, tokens, counter
-        self.replay = replay
+        self.model, self.tokens, self.replay = model, tokens, replay
 
     def launch(self, batch: Batch) -> Running:
         """Start a step. On the CPU it has ended when this returns."""
@@ -82,7 +78,6 @@ class Runner:
     def forward(self, batch: Batch) -> None:
         """One forward pass; the most likely token of each row goes to its target."""
         ids = self.tokens.ids
-        self.counter.slots += batch.cells.shape[0]
         inputs = ids.index_select(0, batch.cells)
         logits = self.model(inputs, batch.positions, batch.attend, batch.rows)
         if batch.rows.shape[0]:
