@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.config import RunConfig
 from lengthwise.engines import engine_defaults
@@ -72,6 +73,7 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         order=config.order or "fcfs",
         block_size=config.block_size or 16,
         enable_prefix_caching=caching,
+        blocks_per_hash=blocks_per_hash(trace, config.block_size or 16),
         long_prefill_token_threshold=config.long_prefill_token_threshold or 0,
         watermark=config.watermark or 0.0,
         async_scheduling=bool(config.async_scheduling),
@@ -221,16 +223,25 @@ def requests_of(trace: Trace, block_size: int, hashed: bool) -> Iterator[Request
         priorities = [0] * len(arrivals) if priority is None else priority[part].tolist()
         rows = zip(arrivals, prompts, outputs, priorities, strict=True)
         for index, (arrival, prompt, output, rank) in enumerate(rows, begin):
-            keys = () if hashes is None else block_keys(
-                hashes.row(index), hashes.block_tokens, prompt, block_size
-            )
+            keys: Sequence[int] = ()
+            if hashes is not None:
+                keys = block_keys(hashes.row(index), hashes.block_tokens, prompt, block_size)
             yield Request(index, arrival, prompt, output, rank, keys)
 
 
+def blocks_per_hash(trace: Trace, block_size: int) -> int:
+    """KV blocks that one of the trace's hashes covers, as `block_keys` makes keys of them."""
+    tokens = 0 if trace.hashes is None else trace.hashes.block_tokens
+    return tokens // block_size if tokens and tokens % block_size == 0 else 1
+
+
 def block_keys(
-    ids: np.typing.NDArray[np.int64], block_tokens: int, prompt: int, block_size: int
+    ids: NDArray[np.int64], block_tokens: int, prompt: int, block_size: int
 ) -> list[int]:
-    """A key for each full KV block of a prompt, equal where all tokens up to its end are equal.
+    """Keys of a prompt's KV blocks, equal where all tokens up to a block's end are equal.
+
+    Where a hash covers whole KV blocks, its id is the key of all of them; otherwise each full
+    block has a key of its own.
 
     Args:
         ids: the prompt's hashes, one for every `block_tokens` tokens; they are chained, so an
@@ -239,7 +250,10 @@ def block_keys(
         prompt: tokens of the prompt.
         block_size: tokens of a KV block.
     """
+    if block_tokens % block_size == 0:
+        keys: list[int] = ids.tolist()
+        return keys
     ends = np.arange(1, prompt // block_size + 1) * block_size - 1  # last token of each block
     ends = ends[: int(np.searchsorted(ends, len(ids) * block_tokens))]
-    keys: list[int] = (ids[ends // block_tokens] * block_tokens + ends % block_tokens).tolist()
+    keys = (ids[ends // block_tokens] * block_tokens + ends % block_tokens).tolist()
     return keys

@@ -64,6 +64,7 @@ class Settings:
     usable_blocks: int | None = None
     activations: Activations | None = None
     enable_prefix_caching: bool = False
+    blocks_per_hash: int = 1
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     async_scheduling: bool = False
@@ -174,8 +175,10 @@ def compose(point: Point, settings: Settings, recorder: Recorder) -> Planner:
     """
     check(point, settings)
     tokens = budget(point, settings)
-    make = PrefixBlocks if settings.enable_prefix_caching else Blocks
-    blocks = make(settings.usable_blocks, settings.block_size)
+    blocks = Blocks(settings.usable_blocks, settings.block_size)
+    if settings.enable_prefix_caching:
+        per_hash = settings.blocks_per_hash
+        blocks = PrefixBlocks(settings.usable_blocks, settings.block_size, per_hash)
     if not isinstance(point.grouping, str) and hasattr(point.grouping, "plan"):
         queue = ORDERS[settings.order]()
         planner: Planner = _construct(point.grouping, settings, blocks, queue, recorder)

@@ -1,4 +1,4 @@
-"""Folders of results that appear whole or not at all, and never replace another unasked."""
+"""Folders and files of results: whole or not there at all, and never over another unasked."""
 
 from __future__ import annotations
 
@@ -72,6 +72,32 @@ def new_folder(folder: Path | str, force: bool = False) -> Iterator[Path]:
         raise FolderError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def new_file(path: Path | str, force: bool = False) -> Iterator[Path]:
+    """Give a temporary file name to write to, which becomes `path` when the block ends.
+
+    Args:
+        path: the result; missing parents are made.
+        force: replace an earlier file.
+
+    Raises:
+        RecordExists: it is there already and `force` was not given.
+        FolderError: what the file system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target) and not force:
+        raise RecordExists(f"{path} exists already; choose another --out or add --force")
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise FolderError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _place(temporary: Path, target: Path, force: bool) -> None:

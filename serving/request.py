@@ -27,9 +27,11 @@ class Request:
     __slots__ = (
         "arrival",
         "cached",
+        "cached_ends",
         "computed",
         "end_tick",
         "hashes",
+        "identified",
         "index",
         "offset",
         "output",
@@ -58,7 +60,7 @@ class Request:
         self.prompt = prompt  # tokens
         self.output = output  # tokens asked for
         self.priority = priority  # smaller first
-        self.hashes = hashes  # one per full KV block of the prompt
+        self.hashes = hashes  # of the prompt's blocks, chained, as the prefix cache counts them
         # state
         self.status = Status.WAITING
         self.computed = 0  # tokens whose KV is computed
@@ -68,7 +70,11 @@ class Request:
         self.row = -1  # row of a padded batch
         self.offset = 0  # in a group: computed = group tick + offset
         self.end_tick = -1  # in a group: the tick that samples its last token
-        self.cached: list[Any] = []  # with prefix caching: its blocks that have a hash, in order
+        # with prefix caching: its runs of blocks that have a hash, where each ended when it was
+        # taken, and how many blocks they are
+        self.cached: list[Any] = []
+        self.cached_ends: list[int] = []
+        self.identified = 0
         # reading of the core's grouping-wait clock at its arrival; None once it was scheduled
         self.wait_mark: float | None = 0.0
 
