@@ -11,6 +11,7 @@ from traces.trace import Trace
 
 QUANTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 """Percentiles of the lengths; the least and the largest are given too."""
+ROUND_WINDOWS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 BINS = 10
 """Counts that an index of dispersion needs at least."""
 
@@ -33,6 +34,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "total_output_tokens": int(trace.output_tokens.sum()),
         "span_s": span,
         "mean_rate": len(gaps) / span if span else None,
+        "rate_over_time": rate_over_time(trace),
         "peak_rate_1s": _peak(trace, 1.0),
         "peak_rate_60s": _peak(trace, 60.0),
         "gap_cv": float(gaps.std() / gaps.mean()) if span else None,
@@ -57,6 +59,20 @@ def counts(arrival_s: NDArray[np.float64], window_s: float) -> NDArray[np.int64]
     windows = int((arrival_s[-1] - arrival_s[0]) / window_s)
     index = ((arrival_s - arrival_s[0]) / window_s).astype(np.int64)
     return np.bincount(index[index < windows], minlength=windows)
+
+
+def round_window(span_s: float) -> float:
+    """A window of which about 60 make the span: a round number of seconds, minutes or hours."""
+    return next((w for w in ROUND_WINDOWS if w >= span_s / 60), span_s / 60)
+
+
+def rate_over_time(trace: Trace) -> dict[str, Any] | None:
+    """Requests a second in consecutive windows, at most 60; None where all arrive at once."""
+    if not trace.span_s:
+        return None
+    window = round_window(trace.span_s)
+    rates = counts(trace.arrival_s, window) / window
+    return {"window_s": window, "requests_per_s": rates.tolist()}
 
 
 def dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Changing a trace: cutting, scaling, merging, spreading ties, other block sizes."""
+"""Changing a trace: cutting, scaling, merging, spreading ties."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.blocks import reblock
 from traces.errors import TraceError
 from traces.rows import tick_of
 from traces.trace import BlockHashes, Trace
@@ -142,36 +143,3 @@ def _merged_hashes(parts: Sequence[Trace]) -> tuple[BlockHashes | None, tuple[st
         used += len(values)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     return BlockHashes(np.concatenate(ids), offsets, size), ()
-
-
-def reblock(trace: Trace, block_tokens: int) -> Trace:
-    """The same trace with hash ids of another block size, as exact as the old ones allow.
-
-    Ids are chained: one stands for all tokens up to its block's end. So a larger block's id is that
-    of its last part; the parts of a larger block are shared exactly when it is.
-
-    Raises:
-        TraceError: neither block size is a multiple of the other.
-    """
-    hashes = trace.hashes
-    if hashes is None or hashes.block_tokens == block_tokens:
-        return trace
-    blocks = -(-trace.prompt_tokens // block_tokens)
-    offsets = np.concatenate([[0], np.cumsum(blocks)])
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-    begins = np.repeat(hashes.offsets[:-1], blocks)
-    if block_tokens % hashes.block_tokens == 0:
-        times = block_tokens // hashes.block_tokens
-        last = np.repeat(np.diff(hashes.offsets) - 1, blocks)
-        ids = hashes.ids[begins + np.minimum(within * times + times - 1, last)]
-    elif hashes.block_tokens % block_tokens == 0:
-        times = hashes.block_tokens // block_tokens
-        # Numbered anew, so that no id grows past 64 bits.
-        numbers = np.unique(hashes.ids, return_inverse=True)[1]
-        ids = numbers[begins + within // times] * times + within % times
-    else:
-        raise TraceError(
-            f"{trace.name}: hash ids of {hashes.block_tokens}-token blocks cannot become "
-            f"{block_tokens}-token ones; one must be a multiple of the other."
-        )
-    return replace(trace, hashes=BlockHashes(ids, offsets, block_tokens))

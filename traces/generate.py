@@ -35,6 +35,14 @@ MOST = 200_000_000
 """Requests that are generated at most."""
 
 
+class _Files(dict[str, Trace]):
+    """Traces that a spec names, each read once."""
+
+    def __missing__(self, path: str) -> Trace:
+        self[path] = load(path)
+        return self[path]
+
+
 def generate(spec: Spec) -> Trace:
     """The trace that `spec` describes: its first `requests`, or all of its `duration_s`.
 
@@ -44,8 +52,9 @@ def generate(spec: Spec) -> Trace:
     Raises:
         TraceError: a file that cannot be read, or no request at all.
     """
-    times = _times(spec)
-    parts = [_draw(t, i, times[i], spec.seed) for i, t in enumerate(spec.tenants)]
+    files = _Files()
+    times = _times(spec, files)
+    parts = [_draw(t, i, times[i], spec.seed, files) for i, t in enumerate(spec.tenants)]
     arrival = np.concatenate([part.arrival_s for part in parts])
     order = np.argsort(arrival, kind="stable")[: spec.requests]
     if not len(order):
@@ -66,21 +75,21 @@ def generate(spec: Spec) -> Trace:
     )
 
 
-def _times(spec: Spec) -> list[NDArray[np.float64]]:
+def _times(spec: Spec, files: _Files) -> list[NDArray[np.float64]]:
     """Arrival times of each tenant, for as long as it takes to have the requests wanted."""
-    rates = [_rate(tenant) for tenant in spec.tenants]
+    rates = [_rate(tenant, files) for tenant in spec.tenants]
     total = sum(rates)
     if spec.duration_s is not None:
         end = spec.duration_s
     elif spec.requests is not None:
         end = spec.requests / total
     else:
-        end = max(_own_span(tenant) for tenant in spec.tenants)
+        end = max(_own_span(tenant, files) for tenant in spec.tenants)
     if total * end > MOST:
         raise TraceError(f"about {total * end:,.0f} requests; at most {MOST:,} are generated.")
     while True:
         times = [
-            _arrivals(tenant, rate, end, _stream(spec.seed, index, 0))
+            _arrivals(tenant, rate, end, _stream(spec.seed, index, 0), files)
             for index, (tenant, rate) in enumerate(zip(spec.tenants, rates, strict=True))
         ]
         wanted = 0 if spec.duration_s is not None else spec.requests or 0
@@ -93,14 +102,14 @@ def _stream(seed: int, tenant: int, use: int) -> Generator:
     return np.random.default_rng([seed, tenant, use])
 
 
-def _rate(tenant: Tenant) -> float:
+def _rate(tenant: Tenant, files: _Files) -> float:
     """A tenant's mean rate."""
     if tenant.rate is not None:
         return tenant.rate
     if isinstance(tenant.arrivals, Curve):
         return sum(tenant.arrivals.counts) / tenant.arrivals.span_s
     assert isinstance(tenant.arrivals, FileArrivals)
-    return _file_rate(load(tenant.arrivals.path))
+    return _file_rate(files[tenant.arrivals.path])
 
 
 def _file_rate(trace: Trace) -> float:
@@ -109,16 +118,18 @@ def _file_rate(trace: Trace) -> float:
     return (len(trace) - 1) / trace.span_s
 
 
-def _own_span(tenant: Tenant) -> float:
+def _own_span(tenant: Tenant, files: _Files) -> float:
     """How long a curve or a file lasts, at the tenant's rate."""
     if isinstance(tenant.arrivals, Curve):
-        return sum(tenant.arrivals.counts) / _rate(tenant)
+        return sum(tenant.arrivals.counts) / _rate(tenant, files)
     if isinstance(tenant.arrivals, FileArrivals):
-        return len(load(tenant.arrivals.path)) / _rate(tenant)
+        return len(files[tenant.arrivals.path]) / _rate(tenant, files)
     raise TraceError("the spec says neither requests nor duration_s. Give one of them.")
 
 
-def _arrivals(tenant: Tenant, rate: float, end_s: float, rng: Generator) -> NDArray[np.float64]:
+def _arrivals(
+    tenant: Tenant, rate: float, end_s: float, rng: Generator, files: _Files
+) -> NDArray[np.float64]:
     """A tenant's arrival times before `end_s`."""
     match tenant.arrivals:
         case Constant():
@@ -139,7 +150,7 @@ def _arrivals(tenant: Tenant, rate: float, end_s: float, rng: Generator) -> NDAr
             times = _repeated(one_pass(curve, curve.cv, rng), curve.span_s, end_s / slower)
             return times * slower
         case FileArrivals(path=path):
-            trace = load(path)
+            trace = files[path]
             own = _file_rate(trace)
             times = _repeated(trace.arrival_s, len(trace) / own, end_s * rate / own)
             return times * (own / rate)
@@ -159,23 +170,29 @@ def _repeated(times: NDArray[np.float64], period_s: float, end_s: float) -> NDAr
     return repeated[repeated < end_s * (1 + 1e-9)]
 
 
-def _draw(tenant: Tenant, index: int, times: NDArray[np.float64], seed: int) -> Trace:
+def _draw(
+    tenant: Tenant, index: int, times: NDArray[np.float64], seed: int, files: _Files
+) -> Trace:
     """A tenant's requests at `times`."""
     rng = _stream(seed, index, 1)
     n = len(times)
     if tenant.joint is not None:
-        origin = load(tenant.joint)
+        origin = files[tenant.joint]
         rows = rng.integers(0, len(origin), n)
         return Trace(times, origin.prompt_tokens[rows], origin.output_tokens[rows])
     assert tenant.prompt is not None
     assert tenant.output is not None
     u, v = lengths.pairs(n, tenant.rank_correlation, rng)
-    prompt = lengths.whole(_inverse(tenant.prompt, "prompt_tokens"), u, f"{tenant.name} prompt")
-    output = lengths.whole(_inverse(tenant.output, "output_tokens"), v, f"{tenant.name} output")
+    prompt = lengths.whole(
+        _inverse(tenant.prompt, "prompt_tokens", files), u, f"{tenant.name} prompt"
+    )
+    output = lengths.whole(
+        _inverse(tenant.output, "output_tokens", files), v, f"{tenant.name} output"
+    )
     return Trace(times, prompt, output)
 
 
-def _inverse(spec: Lengths, column: str) -> lengths.Inverse:
+def _inverse(spec: Lengths, column: str, files: _Files) -> lengths.Inverse:
     """The inverse distribution that a spec names."""
     match spec:
         case Fixed(tokens=tokens):
@@ -191,4 +208,4 @@ def _inverse(spec: Lengths, column: str) -> lengths.Inverse:
         case Quantiles(levels=levels, tokens=tokens):
             return lengths.quantiles(np.array(levels), np.array(tokens))
         case FileLengths(path=path):
-            return lengths.empirical(getattr(load(path), column))
+            return lengths.empirical(getattr(files[path], column))

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.describe import counts, dispersion, spearman
+from traces.describe import counts, dispersion, round_window, spearman
 from traces.errors import TraceError
 from traces.trace import Trace
 
 BLUE, ORANGE, GREY = "#1f6fb4", "#d9730d", "#8a8a8a"
-_STEPS = (0.01, 0.1, 1, 10, 60, 300, 900, 3600)
 
 
 def plot(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -47,8 +46,7 @@ def _rate(axis: Any, trace: Trace) -> None:
     if not trace.span_s:
         _empty(axis, "all requests arrive at once")
         return
-    window = trace.span_s / 60
-    window = next((s for s in _STEPS if s >= window), window)
+    window = round_window(trace.span_s)
     number = counts(trace.arrival_s, window)
     unit, name = (3600.0, "hours") if trace.span_s > 3 * 3600 else (1.0, "s")
     if 600 < trace.span_s <= 3 * 3600:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.blocks import block_hashes, fits_blocks
 from traces.errors import TraceError
 from traces.layout import Chunk, Layout, Role
 from traces.trace import BlockHashes, Trace
-from traces.trouble import Trouble, counted
+from traces.trouble import Trouble
 
 MAX_TOKENS = 10**9
 """More tokens in one request than this is a mistake in the file."""
@@ -52,7 +53,6 @@ class Rows:
         if chunk.ids is not None and chunk.ids_per_row is not None:
             self._parts["ids"].append(chunk.ids)
             self._parts["ids_per_row"].append(chunk.ids_per_row)
-            self._parts["lines"].append(chunk.lines)
 
     def finish(self, name: str, notes: tuple[str, ...]) -> Trace:
         """The trace: arrivals in seconds, first at 0, sorted.
@@ -125,13 +125,12 @@ class Rows:
         """The hash ids, with their block size checked against the prompts."""
         if "ids" not in self._parts:
             return None, ()
-        ids, per_row, lines = self._take("ids"), self._take("ids_per_row"), self._take("lines")
+        ids, per_row = self._take("ids"), self._take("ids_per_row")
         given = self._take("block_tokens") if "block_tokens" in self._parts else None
         if not len(ids):
             return None, ("no request has hash ids",)
-        return block_hashes(
-            ids, per_row, prompt, given, self.layout, self.trouble.source, lines, self.trouble.unit
-        )
+        size = self.layout.block_tokens if given is None else given
+        return block_hashes(ids, per_row, prompt, size, self.trouble.source)
 
 
 def _seconds(arrival: NDArray[Any], per_second: int) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -190,85 +189,3 @@ def tie_notes(arrival: NDArray[np.float64]) -> tuple[str, ...]:
     apart = "" if tick is None else f", distinct times are at least {tick:g} s apart{seconds}"
     spread = "" if tick is None else "; --spread-ties spreads them within that"
     return (f"{tied:,} of {len(arrival):,} requests share their arrival time{apart}{spread}",)
-
-
-def fits_blocks(
-    per_row: NDArray[np.int64], prompt: NDArray[np.int64], size: NDArray[np.int64] | int
-) -> NDArray[np.bool_]:
-    """Whether each row has one id a block, the partial last one counted or not."""
-    full = prompt // size
-    fits: NDArray[np.bool_] = (per_row == full) | (per_row == full + (prompt % size > 0))
-    return fits
-
-
-def block_hashes(
-    ids: NDArray[np.int64],
-    per_row: NDArray[np.int64],
-    prompt: NDArray[np.int64],
-    given: NDArray[np.int64] | None,
-    layout: Layout,
-    source: str,
-    lines: NDArray[np.int64],
-    unit: str,
-) -> tuple[BlockHashes, tuple[str, ...]]:
-    """Ragged hash ids as `BlockHashes`: one id a block of the prompt, the last one perhaps partial.
-
-    Where a file hashes full blocks only, the partial block gets an id of its own (never shared).
-
-    Raises:
-        TraceError: a row whose number of ids fits neither.
-    """
-    column = layout.named("hash_ids")
-    notes: tuple[str, ...] = ()
-    if given is not None:
-        sizes = np.unique(given)
-        if len(sizes) != 1 or sizes[0] < 1:
-            raise TraceError(f"{source}: {layout.named('block_tokens')} must be one number above 0")
-        size = int(sizes[0])
-    elif layout.block_tokens is not None:
-        size = layout.block_tokens
-    else:
-        size = _only_block_size(per_row, prompt, source, column)
-        notes += (f"{column}: blocks of {size} tokens, the only power of two that fits all rows",)
-    whole = -(-prompt // size)
-    wrong = ~fits_blocks(per_row, prompt, size)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise TraceError(
-            f"{source}, {unit} {lines[row]}, column {column}: {per_row[row]} ids for a prompt of "
-            f"{prompt[row]} tokens, which has {whole[row]} blocks of {size}. "
-            "Give one id a block, or none at all.",
-            file=source,
-            line=int(lines[row]),
-            column=column,
-            value=str(per_row[row]),
-        )
-    short = per_row < whole
-    if short.any():
-        ends = np.cumsum(per_row)[short]
-        fresh = -1 - np.arange(len(ends), dtype=np.int64) + min(0, int(ids.min()))
-        ids = np.insert(ids, ends, fresh)
-        notes += (
-            f"{column} covers full blocks only: {counted(len(ends), 'partial block')} not shared",
-        )
-    offsets = np.zeros(len(prompt) + 1, np.int64)
-    np.cumsum(whole, out=offsets[1:])
-    return BlockHashes(ids, offsets, size), notes
-
-
-def _only_block_size(
-    per_row: NDArray[np.int64], prompt: NDArray[np.int64], source: str, column: str
-) -> int:
-    """The one power of two for which every row has ceil(prompt / size) ids."""
-    fits: list[int] = [
-        size
-        for size in (2**power for power in range(21))
-        if bool(np.all(-(-prompt // size) == per_row))
-    ]
-    if len(fits) == 1:
-        return fits[0]
-    found = " and ".join(str(size) for size in fits) or "none"
-    raise TraceError(
-        f"{source}: column {column} does not say how many tokens an id covers (block sizes that "
-        f"fit every row: {found}). Add a column block_tokens."
-    )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.edit import reblock
+from traces.blocks import reblock
 from traces.errors import TraceError
 from traces.trace import BlockHashes, Trace
 

@@ -47,6 +47,10 @@ def test_figures_of_a_trace() -> None:
     rho = scipy.stats.spearmanr(trace.prompt_tokens, trace.output_tokens).statistic
     assert figures["prompt_output_spearman"] == pytest.approx(rho)
     assert sum(figures["tenants"].values()) == sum(figures["priorities"].values()) == 3000
+    over_time = figures["rate_over_time"]
+    edges = np.arange(len(over_time["requests_per_s"]) + 1) * over_time["window_s"]
+    counts, _ = np.histogram(trace.arrival_s, edges - 1e-12)
+    np.testing.assert_allclose(over_time["requests_per_s"], counts / over_time["window_s"])
     assert json.loads(json.dumps(figures)) == figures, "plain JSON values"
 
 

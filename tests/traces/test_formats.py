@@ -83,7 +83,7 @@ def test_native_without_block_size_takes_the_only_one_that_fits(tmp_path: Path) 
     assert trace.hashes is not None
     assert trace.hashes.block_tokens == 16
     assert said(trace, "blocks of 16 tokens, the only power of two that fits")
-    with pytest.raises(TraceError, match="does not say how many tokens"):
+    with pytest.raises(TraceError, match="do not say how many tokens"):
         load(put(tmp_path, "u.jsonl", lines(rows[1])))
 
 
@@ -462,3 +462,113 @@ def test_format_names_are_distinct_and_can_be_asked_for(tmp_path: Path) -> None:
         load(path, format="burstgtp")
     with pytest.raises(TraceError, match="column TIMESTAMP"):
         load(put(tmp_path, "y.csv", "a,b\n1,2\n"), format="azure")
+
+
+def test_more_errors_of_formats(tmp_path: Path, tokenizer: Path) -> None:
+    result = {"num_prompts": 1, "total_input_tokens": 1, "start_times": [0.0, 1.0]}
+    result |= {"input_lens": [1], "output_lens": [1]}
+    with pytest.raises(TraceError, match=r"lists of different lengths \(start_times 2, input"):
+        load(put(tmp_path, "r.json", json.dumps(result)))
+    report = {"benchmarks": [{"requests": {"successful": [5]}}]}
+    with pytest.raises(TraceError, match="benchmark 1 has a request that is none"):
+        load(put(tmp_path, "g.json", json.dumps(report)))
+    with pytest.raises(TraceError, match="not a list of conversations"):
+        load(put(tmp_path, "s.json", '{"conversations": 1}'), tokenizer=tokenizer)
+    prompts = put(tmp_path, "p.jsonl", lines({"prompt": "a b", "output_tokens": 1}))
+    with pytest.raises(TraceError, match="not a tokenizer"):
+        load(prompts, tokenizer=put(tmp_path, "not.json", "{}"))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    put(alone, "other.csv", BLIS_ROWS)
+    assert len(load(put(alone, "header.yaml", BLIS_HEADER))) == 2, "the only CSV beside it"
+    with pytest.raises(TraceError, match="not named as a ServeGen client file"):
+        load(put(tmp_path, "x.csv", "0,1,1,Gamma,1,1\n"), format="servegen")
+
+
+def test_servegen_windows_before_any_lengths_are_counted(tmp_path: Path) -> None:
+    folder = servegen(tmp_path)
+    late = {"1200": {"input_tokens": "{7: 1.0}", "output_tokens": "{8: 1.0}"}}
+    put(folder, "chunk-2-dataset.json", json.dumps(late))
+    trace = load(folder)
+    assert said(trace, "600 requests left out: no lengths known in their window")
+    assert set(trace.tenant if trace.tenant is not None else []) == {"client-1"}
+    put(folder, "chunk-2-dataset.json", json.dumps({"soon": late["1200"]}))
+    with pytest.raises(TraceError, match="time 'soon'"):
+        load(folder)
+
+
+def test_servegen_stops_at_the_limit(tmp_path: Path) -> None:
+    put(tmp_path, "chunk-1-trace.csv", "".join(f"{i * 600},1,1,Gamma,1,1\n" for i in range(9)))
+    lengths = {"0": {"input_tokens": "{9: 1}", "output_tokens": "{9: 1}"}}
+    put(tmp_path, "chunk-1-dataset.json", json.dumps(lengths))
+    assert load(tmp_path, limit=700).span_s < 1200
+
+
+def test_hash_ids_of_every_kind(tmp_path: Path) -> None:
+    row = {"arrival_s": 0, "prompt_tokens": 32, "output_tokens": 1, "hash_ids": [1, 2]}
+    path = put(tmp_path, "t.jsonl", lines(row | {"block_tokens": 16}, row | {"block_tokens": 17}))
+    with pytest.raises(TraceError, match="block_tokens must be the same number above 0"):
+        load(path)
+    bare = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": []}
+    assert load(put(tmp_path, "m.jsonl", lines(bare))).hashes is None
+    header = "arrival_s,prompt_tokens,output_tokens,hash_ids\n"
+    with pytest.raises(TraceError, match="'1;2' is not a list of ids"):
+        load(put(tmp_path, "t.csv", header + "0,32,1,1;2\n"))
+
+
+def test_parquet_with_hash_ids_that_arrow_cannot_cast(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "t.parquet"
+    base: dict[str, Any] = {
+        "arrival_s": [0.0, 1.0],
+        "prompt_tokens": [16, 16],
+        "output_tokens": [1, 1],
+    }
+    base["block_tokens"] = [16, 16]
+    unsigned = pa.array([[2**64 - 1], [2**64 - 1]], pa.list_(pa.uint64()))
+    pq.write_table(pa.table({**base, "hash_ids": unsigned, "tenant": ["a", "b"]}), path)
+    first, second = rows_of_hashes(load(path))
+    assert first == second
+    pq.write_table(pa.table({**base, "hash_ids": [[1], [None]]}), path)
+    with pytest.raises(TraceError, match=r"row 2, column hash_ids: \[None\]"):
+        load(path)
+    pq.write_table(pa.table({**base, "hash_ids": ["1", "2"]}), path)
+    with pytest.raises(TraceError, match="row 1, column hash_ids: '1' is not a list"):
+        load(path)
+    pq.write_table(pa.table({**base, "tenant": [1.5, 2.5]}), path)
+    with pytest.raises(TraceError, match=r"row 1, column tenant: 1.5 is not text"):
+        load(path)
+    pq.write_table(pa.table({**base, "arrival_s": [0.0, float("nan")]}), path)
+    with pytest.raises(TraceError, match="row 2, column arrival_s: nan is not a finite number"):
+        load(path)
+
+
+def test_many_json_lines_cross_chunks(tmp_path: Path) -> None:
+    row = '{{"arrival_s": {}, "prompt_tokens": 5, "output_tokens": 1, "tenant": ""}}\n'
+    text = "".join(row.format(i) for i in range(60_000))
+    trace = load(put(tmp_path, "t.jsonl", text))
+    assert trace.arrival_s.tolist() == list(range(60_000))
+    assert trace.tenant is None, "a tenant that is always empty is none"
+    bad = text + row.format('"late"')
+    with pytest.raises(TraceError, match="line 60001, column arrival_s"):
+        load(put(tmp_path, "t.jsonl", bad))
+
+
+def test_a_format_of_ones_own_may_have_dates_in_json(tmp_path: Path) -> None:
+    from traces.layout import Column, Layout, Options
+    from traces.rows import Rows
+    from traces.source import Source
+    from traces.text_jsonl import read_jsonl
+    from traces.trouble import Trouble
+
+    columns = (Column("arrival", "at.time", "stamp"), Column("prompt", "p"), Column("output", "o"))
+    layout = Layout(columns, per_second=1_000_000_000)
+    rows = [{"at": {"time": f"2024-01-01T00:00:0{i}.5Z"}, "p": 1, "o": 2} for i in range(3)]
+    path = put(tmp_path, "t.jsonl", lines(*rows))
+    trouble = Trouble(str(path))
+    gathered = Rows(layout, trouble)
+    for chunk in read_jsonl(Source.at(path), layout, trouble, Options()):
+        gathered.add(chunk)
+    assert_columns(gathered.finish("t", ()), [0, 1, 2], [1, 1, 1], [2, 2, 2])

@@ -101,7 +101,7 @@ def test_every_format_is_attacked() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_mutated_files(folder: Path, name: str) -> None:
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**32))
     def mutated(seed: int) -> None:
         attack(folder, name, mutate(SAMPLES[name], random.Random(seed)))
@@ -111,7 +111,7 @@ def test_mutated_files(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in FORMATS])
 def test_any_bytes(folder: Path, name: str) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.binary(max_size=200) | st.text(max_size=100).map(lambda t: t.encode("utf-8", "ignore"))
     )
@@ -126,7 +126,7 @@ def test_memory_stays_bounded_while_files_are_broken(folder: Path) -> None:
     tracemalloc.start()
     try:
         for name, sample in SAMPLES.items():
-            for _ in range(10):
+            for _ in range(5):
                 attack(folder, name, mutate(sample, rng))
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
@@ -169,7 +169,7 @@ CELLS = (
 cell = st.sampled_from(CELLS)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.lists(cell, min_size=2, max_size=4).map(",".join), min_size=1, max_size=4),
     st.sampled_from(["\n", "\r\n"]),

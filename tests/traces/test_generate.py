@@ -155,6 +155,17 @@ def test_arrivals_and_lengths_of_a_file(tmp_path: Path) -> None:
     assert cv(faster.arrival_s[:500]) == pytest.approx(cv(origin.arrival_s))
 
 
+def test_arrivals_of_a_file_are_given_once_without_a_count(tmp_path: Path) -> None:
+    origin = made(100, size=None)
+    write(origin, tmp_path / "o.csv")
+    arrivals = {"kind": "file", "path": str(tmp_path / "o.csv")}
+    lognormal = {"kind": "lognormal", "mean": 50, "sigma": 0}
+    tenant = {"arrivals": arrivals, "prompt": lognormal, "output": lognormal}
+    trace = generate(Spec(tenants=[tenant]))
+    np.testing.assert_allclose(trace.arrival_s, origin.arrival_s)
+    assert set(trace.prompt_tokens.tolist()) == {50}
+
+
 def test_joint_lengths_are_pairs_of_the_file(tmp_path: Path) -> None:
     origin = made(50, size=None)
     path = tmp_path / "origin.csv"
@@ -202,6 +213,34 @@ def test_a_yaml_spec_of_several_tenants(tmp_path: Path) -> None:
         ("high: 10", "high: 4", "low 5 is above high 4"),
         ("name: batch", "name: chat", "two have the same name"),
         ("output: {kind: fixed, tokens: 100}", "joint: x.csv", "joint already says prompt, output"),
+        (
+            "{kind: fixed, tokens: 8000}",
+            "{kind: pareto, alpha: 1, least: 9, most: 8}",
+            "above most",
+        ),
+        (
+            "{kind: fixed, tokens: 8000}",
+            "{kind: quantiles, levels: [0, 1], tokens: [5]}",
+            "2 levels and 1 tokens",
+        ),
+        (
+            "{kind: fixed, tokens: 8000}",
+            "{kind: quantiles, levels: [0, 0.9], tokens: [5, 6]}",
+            "levels must rise from 0 to 1",
+        ),
+        (
+            "{kind: fixed, tokens: 8000}",
+            "{kind: quantiles, levels: [0, 1], tokens: [6, 5]}",
+            "tokens must not fall",
+        ),
+        (
+            "{kind: fixed, tokens: 8000}",
+            "{kind: quantiles, levels: [0, 1], tokens: [0, 5]}",
+            "tokens must be at least 1",
+        ),
+        ("{kind: constant}", "{kind: curve, window_s: 9, span_s: 9, counts: [0]}", "above 0"),
+        ("{kind: constant}", "{kind: curve, window_s: 9, span_s: 99, counts: [1]}", "1 windows"),
+        ("    prompt: {kind: fixed, tokens: 8000}\n", "", "give prompt and output, or joint alone"),
         ("requests: 300", "requests: 0", "requests"),
         ("tenants:", "tenant:", "tenants: Field required"),
     ],
@@ -229,6 +268,15 @@ def test_specs_that_are_no_specs(tmp_path: Path) -> None:
         generate(Spec(tenants=[tenant]))
     with pytest.raises(TraceError, match="at most 200,000,000 are generated"):
         generate(Spec(duration_s=1e12, tenants=[tenant]))
+    rare = tenant | {"arrivals": {"kind": "diurnal", "peak": 2}}
+    with pytest.raises(TraceError, match="generates no request"):
+        generate(Spec(duration_s=1e-9, tenants=[rare]))
+    put(tmp_path, "once.csv", "arrival_s,prompt_tokens,output_tokens\n0,1,1\n0,1,1\n")
+    once = {"kind": "file", "path": str(tmp_path / "once.csv")}
+    with pytest.raises(TraceError, match="it has no rate to follow"):
+        generate(Spec(tenants=[tenant | {"arrivals": once, "rate": None}]))
+    with pytest.raises(TraceError, match="cannot be written"):
+        save_spec(Spec(tenants=[tenant]), tmp_path / "no folder" / "spec.yaml")
     heavy = tenant | {"prompt": {"kind": "pareto", "alpha": 0.05, "least": 10**6}}
     with pytest.raises(TraceError, match="Give the distribution an upper limit"):
         generate(Spec(requests=1000, tenants=[heavy]))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.traces.files import said
 from traces import BlockHashes, Trace, TraceError, load
-from traces.edit import reblock
+from traces.blocks import reblock
 from traces.write import WRITERS, write
 
 
