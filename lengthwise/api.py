@@ -126,17 +126,26 @@ def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Reco
         jump=ready.config.jump,
         cuda_graphs=ready.config.cuda_graphs,
     )
-    simulate(requests, [(core, recorder)], ready.cost, how)
-    return finish(ready, trace, [recorder])
+    interrupted = False
+    try:
+        simulate(requests, [(core, recorder)], ready.cost, how)
+    except KeyboardInterrupt:
+        interrupted = True
+    return finish(ready, trace, [recorder], interrupted)
 
 
-def finish(ready: Prepared, trace: Trace, recorders: Sequence[Recorder]) -> Record:
-    """The record of what the recorders hold."""
+def finish(
+    ready: Prepared, trace: Trace, recorders: Sequence[Recorder], interrupted: bool = False
+) -> Record:
+    """The record of what the recorders hold; of an interrupted run, what had run until then."""
     cost: Any = ready.cost
     tables = assemble(
         trace, recorders, getattr(cost, "flops", None), getattr(cost, "bytes", None)
     )
-    return Record(describe(ready), *tables, notes=ready.notes)
+    config = describe(ready)
+    if interrupted:
+        config["interrupted"] = True
+    return Record(config, *tables, notes=ready.notes)
 
 
 def describe(ready: Prepared) -> dict[str, Any]:

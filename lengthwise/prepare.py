@@ -98,6 +98,8 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         )
     facts |= {
         "policy": name,
+        "model": None if model is None else model.name,
+        "hardware": None if hardware is None else hardware.name,
         "max_model_len": limit,
         "max_num_batched_tokens": budget(point, settings),
         "max_num_seqs": settings.max_num_seqs,
