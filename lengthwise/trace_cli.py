@@ -24,7 +24,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except TraceError as error:
-            typer.echo(f"Error: {error}", err=True)
+            typer.echo(f"lengthwise: {error}", err=True)
             raise typer.Exit(2) from error
 
 

@@ -108,10 +108,17 @@ def json_ids(value: object) -> list[int]:
     return [_hash(item) for item in value]
 
 
+def clean(text: str) -> str:
+    """Text without NUL and without halves of characters (lone surrogates)."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise CellError("is not clean UTF-8 text", "Mend the cell")
+    return text
+
+
 def json_text(value: object) -> str:
-    """A JSON string, or a whole number taken as a name."""
+    """A JSON string that can be written as UTF-8, or a whole number taken as a name."""
     if isinstance(value, str):
-        return value
+        return clean(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise CellError("is not text", 'Write it as "name"')

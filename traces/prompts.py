@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from traces.cells import json_text
 from traces.documents import MAX_DOCUMENT
 from traces.errors import TraceError
 from traces.layout import Chunk, Layout, Options
 from traces.source import Source
-from traces.text_jsonl import Record, objects, parse_document, read_records
-from traces.trouble import Trouble
+from traces.text_jsonl import Record, get, objects, parse_document, read_records
+from traces.trouble import CellError, Trouble
 
 Count = Callable[[str], int]
 
@@ -37,10 +38,11 @@ def _custom(
     source: Source, trouble: Trouble, options: Options, count: Count
 ) -> Iterator[tuple[int, Record]]:
     for line, record in objects(source, trouble):
-        prompt = record.get("prompt")
-        if not isinstance(prompt, str):
+        try:
+            prompt = json_text(get(record, "prompt"))
+        except CellError as bad:
             fix = 'Write {"prompt": "text", "output_tokens": 128} on each line'
-            trouble.bad(line, "prompt", prompt, "is not text", fix)
+            trouble.bad(line, "prompt", get(record, "prompt"), bad.problem, fix)
             continue
         output = record.get("output_tokens", options.output_tokens)
         if output is None:
@@ -76,12 +78,13 @@ def _sharegpt(
         if not isinstance(turns, list) or len(turns) < 2:
             trouble.left_out("fewer than two turns, as vLLM does")
             continue
-        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
-        if not all(isinstance(text, str) for text in texts):
+        try:
+            texts = [json_text(turn.get("value")) for turn in turns[:2]]
+        except (CellError, AttributeError):
             fix = 'Write each turn as {"from": "human", "value": "text"}'
-            trouble.bad(number, "conversations", texts, "has a turn without text", fix)
+            trouble.bad(number, "conversations", turns[:2], "has a turn without clean text", fix)
             continue
-        prompt, answer = (count(str(text)) for text in texts)
+        prompt, answer = (count(text) for text in texts)
         given = options.output_tokens
         output = answer if given is None else given
         if prompt < MIN_TOKENS or (given is None and output < MIN_TOKENS):

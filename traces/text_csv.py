@@ -190,6 +190,4 @@ def _cell(text: str, column: Column, zones: Zones) -> Any:
             zones.check(zoned)
             return nanoseconds
         case "text":
-            if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-                raise CellError("is not clean UTF-8 text", "Mend the cell")
-            return text
+            return cells.clean(text)

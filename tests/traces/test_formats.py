@@ -250,6 +250,15 @@ def test_vllm_custom_needs_a_tokenizer_and_output_lengths(tmp_path: Path, tokeni
     assert said(trace, "the file has no times")
 
 
+def test_text_that_is_none_is_a_bad_row(tmp_path: Path, tokenizer: Path) -> None:
+    half = put(tmp_path, "c.jsonl", '{"prompt": "\\ud800 word", "output_tokens": 1}\n')
+    with pytest.raises(TraceError, match=r"line 1, column prompt.*is not clean UTF-8 text"):
+        load(half, tokenizer=tokenizer)
+    talk = [{"conversations": [{"value": "a b c d"}, {"value": None}]}]
+    with pytest.raises(TraceError, match="conversation 1, column conversations"):
+        load(put(tmp_path, "s.json", json.dumps(talk)), tokenizer=tokenizer)
+
+
 def test_sharegpt_is_pruned_as_vllm_does_and_says_so(tmp_path: Path, tokenizer: Path) -> None:
     def talk(*sizes: int) -> dict[str, Any]:
         turns = [{"from": "human", "value": "word " * size} for size in sizes]

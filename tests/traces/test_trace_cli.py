@@ -35,7 +35,7 @@ def fails(*arguments: object) -> str:
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith("lengthwise: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
 
