@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lengthwise.config import RunConfig, read_config
 from lengthwise.flags import takes_run_flags
 from policies.compose import NAMED
+
+if TYPE_CHECKING:
+    from lengthwise.api import Progress
 
 Source = Annotated[
     str | None,
@@ -59,7 +63,7 @@ def replay(
     requests = read_trace(settings)
     ready = prepare(settings, requests)
     with progress("replaying", len(requests), quiet or as_json) as bar:
-        record = run(ready, requests, lambda done, total: bar(done))
+        record = run(ready, requests, _reports(bar))
     record.save(folder, force)
     if as_json:
         typer.echo(json.dumps(record.summary, allow_nan=False))
@@ -88,9 +92,9 @@ def compare(
 
     For example: lengthwise compare chat --policies static,continuous,chunked-prefill
     """
-    from lengthwise.api import compare as run_all
-    from lengthwise.api import read_trace
+    from lengthwise.api import own_options, read_trace, run
     from lengthwise.console import compare_table, progress, refusals
+    from lengthwise.prepare import prepare
     from serving.folder import ensure_free, new_folder
 
     names = list(NAMED) if policies is None else [p.strip() for p in policies.split(",")]
@@ -100,13 +104,11 @@ def compare(
     requests = read_trace(RunConfig.of(**fields))
     folder = out or _new_name(Path("runs"), "compare")
     ensure_free(folder, force)
-    with progress("replaying", len(requests) * len(names), quiet or as_json) as bar:
-        records = run_all(
-            requests,
-            names,
-            lambda policy: lambda done, total: bar(names.index(policy) * total + done),
-            **fields,
-        )
+    ready = {name: prepare(own_options(name, fields), requests) for name in names}
+    records = {}
+    for name in names:
+        with progress(name, len(requests), quiet or as_json) as bar:
+            records[name] = run(ready[name], requests, _reports(bar))
     summaries = {name: record.summary for name, record in records.items()}
     with new_folder(folder, force) as temporary:
         for name, record in records.items():
@@ -145,6 +147,10 @@ def _new_name(parent: Path, what: str) -> Path:
         count += 1
         name = parent / f"{stem}-{count}"
     return name
+
+
+def _reports(bar: Callable[[int], None]) -> Progress:
+    return lambda done, total: bar(done)
 
 
 def _plots(records: dict[str, Any], folder: Path) -> None:
