@@ -252,10 +252,9 @@ def block_keys(
         prompt: tokens of the prompt.
         block_size: tokens of a KV block.
     """
-    if block_tokens % block_size == 0:
-        keys: list[int] = ids.tolist()
-        return keys
-    ends = np.arange(1, prompt // block_size + 1) * block_size - 1  # last token of each block
-    ends = ends[: int(np.searchsorted(ends, len(ids) * block_tokens))]
-    keys = (ids[ends // block_tokens] * block_tokens + ends % block_tokens).tolist()
+    if block_tokens % block_size:
+        ends = np.arange(1, prompt // block_size + 1) * block_size - 1  # each block's last token
+        ends = ends[: int(np.searchsorted(ends, len(ids) * block_tokens))]
+        ids = ids[ends // block_tokens] * block_tokens + ends % block_tokens
+    keys: list[int] = ids.tolist()
     return keys

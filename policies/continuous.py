@@ -206,7 +206,7 @@ class Continuous:
             if opening <= self.blocks.free:  # nothing can have changed: the same once more
                 self.blocks.take(opening)
                 return self._step((), ())
-        self._stirred = False
+        self._alike = self._stirred = False
         room.open()
         self._preempted = []
         skipped = () if self._serve_all(room) else InOrder(self, room).serve()
