@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from serving.gaps import StepIndex
 from serving.record import Record
@@ -46,6 +48,23 @@ class Replica:
 
     steps: pd.DataFrame
     stays: list[Stay]
+
+    @cached_property
+    def start(self) -> NDArray[np.float64]:
+        """When each step began, s, shape [steps]."""
+        return self.steps["start_s"].to_numpy(np.float64)
+
+    @cached_property
+    def end(self) -> NDArray[np.float64]:
+        """When each step ended, s, shape [steps]."""
+        return self.steps["end_s"].to_numpy(np.float64)
+
+    def by_request(self) -> dict[int, list[Stay]]:
+        """Each request's stays, in order."""
+        found: dict[int, list[Stay]] = {}
+        for stay in self.stays:
+            found.setdefault(stay.request, []).append(stay)
+        return found
 
 
 def replica(record: Record, number: int = 0, requests: list[int] | None = None) -> Replica:

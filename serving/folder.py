@@ -97,7 +97,8 @@ def new_file(path: Path | str, force: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise FolderError(f"cannot write {path}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()
 
 
 def _place(temporary: Path, target: Path, force: bool) -> None:
