@@ -32,7 +32,7 @@ Records = Mapping[str, Record]
 """Runs by name, in the order in which they are shown."""
 
 WIDTH = 8.0
-INTERVALS = 600
+INTERVALS = 400
 """At most so many points along an axis of time."""
 
 _CURVES = {
@@ -240,8 +240,9 @@ def _steps(
 ) -> None:
     """Fill between two quantities that are constant in each interval (faster than `stairs`)."""
     low = np.zeros(len(top)) if floor is None else floor
+    edge = "white" if look.get("hatch") else "none"  # a hatch is drawn in the edge's colour
     ax.fill_between(
-        bounds, np.append(low, low[-1]), np.append(top, top[-1]), step="post", lw=0, **look
+        bounds, np.append(low, low[-1]), np.append(top, top[-1]), step="post", lw=0, ec=edge, **look
     )
 
 

@@ -23,7 +23,7 @@ from lengthwise.spent import PHASES, spent
 from lengthwise.style import styled
 from serving.record import Record, RecordError
 
-WORST = 25
+WORST = 10
 """So many requests with the longest E2E, and with the longest TTFT, are listed for each run."""
 
 SLOT_ROWS, SLOT_STEPS = 64, 120
@@ -142,8 +142,9 @@ _REQUEST_COLUMNS = {
     "ttft_s": "TTFT (s)",
     "tpot_s": "TPOT (s)",
     "e2e_s": "E2E (s)",
+    "bar": "Where the time went",
     **{f"{phase}_s": f"{phase.capitalize()} (s)" for phase in PHASES},
-    "preemptions": "Preemptions",
+    "preemptions": "Preempted (times)",
 }
 
 
@@ -158,7 +159,7 @@ def _worst(records: Mapping[str, Record]) -> str:
         f"<p>Of each run the {WORST} requests with the longest E2E and the {WORST} with the "
         f'longest TTFT. A heading sorts. Where the time went: <span class="key">{keys}</span></p>'
         '<div class="scroll" tabindex="0"><table id="worst" class="sortable">'
-        f'<thead><tr>{heads}<th scope="col">Where the time went</th></tr></thead>'
+        f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -172,6 +173,8 @@ def _worst_rows(name: str, record: Record) -> list[dict[Any, Any]]:
 
 
 def _head(column: str, title: str) -> str:
+    if column == "bar":
+        return f'<th scope="col">{escape(title)}</th>'
     kind = "text" if column == "run" else "number"
     sort = ' aria-sort="descending"' if column == "e2e_s" else ""
     button = f'<button type="button">{escape(title)}</button>'
@@ -179,24 +182,30 @@ def _head(column: str, title: str) -> str:
 
 
 def _request_row(row: Mapping[str, Any]) -> str:
-    cells = []
-    for column in _REQUEST_COLUMNS:
-        value = row[column]
-        if column == "run":
-            cells.append(f'<td data-value="{escape(value)}">{escape(value)}</td>')
-        elif isinstance(value, float) and np.isnan(value):
-            cells.append(f'<td data-value="">{NONE}</td>')
-        else:
-            cells.append(f'<td data-value="{value}">{number(value)}</td>')
+    return f"<tr>{''.join(_cell(row, column) for column in _REQUEST_COLUMNS)}</tr>"
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
+    if column == "bar":
+        return f"<td>{_bar(row)}</td>"
+    value = row[column]
+    if column == "run":
+        return f'<td data-value="{escape(value)}">{escape(value)}</td>'
+    if isinstance(value, float) and np.isnan(value):
+        return f'<td data-value="">{NONE}</td>'
+    return f'<td data-value="{value}">{number(value)}</td>'
+
+
+def _bar(row: Mapping[str, Any]) -> str:
+    """A bar of the shares of a request's life, said in words too."""
     parts = {phase: row[f"{phase}_s"] for phase in PHASES}
     whole = sum(parts.values()) or 1.0
-    text = ", ".join(f"{phase} {100 * part / whole:.0f}%" for phase, part in parts.items())
+    said = ", ".join(f"{phase} {100 * part / whole:.0f}%" for phase, part in parts.items())
     bar = "".join(
         f'<span class="{phase}" style="width:{100 * part / whole:.2f}%"></span>'
         for phase, part in parts.items()
     )
-    cells.append(f'<td><div class="bar" role="img" aria-label="{text}" title="{text}">{bar}</div>')
-    return f"<tr>{''.join(cells)}</td></tr>"
+    return f'<div class="bar" role="img" aria-label="{said}" title="{said}">{bar}</div>'
 
 
 # Settings

@@ -20,6 +20,11 @@ th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
 thead th { border-bottom: 2px solid var(--ink); vertical-align: bottom; }
+thead th { white-space: normal; }
+#figures thead th, #worst td:first-child { max-width: 10rem; white-space: normal;
+  overflow-wrap: anywhere; }
+#figures thead th { min-width: 5rem; }
+#worst td:first-child { min-width: 7.2rem; }
 tbody tr:hover td, tbody tr:hover th { background: var(--soft); }
 tr.group th { text-align: left; padding-top: .8rem; }
 td.best { font-weight: 700; }
@@ -30,11 +35,13 @@ figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: #444; font-size: .9rem; }
 summary { cursor: pointer; padding: .3rem 0; font-weight: 600; overflow-wrap: anywhere; }
 th button { font: inherit; font-weight: 700; color: inherit; background: none; border: 0;
-  padding: 0; cursor: pointer; text-align: right; white-space: nowrap; }
+  padding: 0; cursor: pointer; text-align: right; }
 th button:focus-visible { outline: 2px solid var(--blue); }
 th[aria-sort="ascending"] button::after { content: " ▲"; }
 th[aria-sort="descending"] button::after { content: " ▼"; }
-.bar { display: flex; width: 11rem; height: .85rem; border: 1px solid #777; }
+table.sortable { font-size: .82rem; }
+table.sortable th, table.sortable td { padding: .2rem .4rem; }
+.bar { display: flex; width: 8rem; height: .85rem; border: 1px solid #777; }
 .bar span { display: block; height: 100%; }
 .queued { background: #e69f00; }
 .prefill { background: #0072b2; }
