@@ -70,8 +70,11 @@ def waiting(record: Record) -> Level:
     starts = record.steps["start_s"].to_numpy()[index.order][index.event]
     kind = record.events["kind"].to_numpy()
     taken = record.requests[record.requests["status"] != "refused"]
-    arrivals = taken["arrival_s"].to_numpy()
-    admits, preempts = starts[kind == "admit"], starts[kind == "preempt"]
+    arrivals, admits = taken["arrival_s"].to_numpy(), starts[kind == "admit"]
+    # Two steps deep, a request may be preempted while its last token is on its way.
+    finish = taken.set_index("request")["finished_s"]
+    over = finish.reindex(record.events["request"]).to_numpy() <= starts
+    preempts = starts[(kind == "preempt") & ~over]
     return Level.of(
         np.concatenate([arrivals, admits, preempts]),
         np.repeat([1, -1, 1], [len(arrivals), len(admits), len(preempts)]),

@@ -24,7 +24,7 @@ thead th { white-space: normal; }
 #figures thead th, #worst td:first-child { max-width: 10rem; white-space: normal;
   overflow-wrap: anywhere; }
 #figures thead th { min-width: 5rem; }
-#worst td:first-child { min-width: 7.2rem; }
+#worst td:first-child { min-width: 8.2rem; }
 tbody tr:hover td, tbody tr:hover th { background: var(--soft); }
 tr.group th { text-align: left; padding-top: .8rem; }
 td.best { font-weight: 700; }
