@@ -223,26 +223,37 @@ def _stack(
     for label, values, colour, hatch in parts:
         if values.any():
             top = floor + in_steps(steps, values).mean(bounds) / np.where(busy > 0, busy, 1)
-            _steps(ax, bounds, top, floor, color=colour, hatch=hatch, label=label)
+            _steps(ax, bounds, top, floor, colour=colour, hatch=hatch, label=label)
             floor = top
     _frame(ax, bounds)
 
 
 def _area(ax: Axes, bounds: FloatArray, level: Level, colour: str) -> None:
     """A quantity over time as a filled area: its mean in each interval, and pale its most."""
-    _steps(ax, bounds, level.peak(bounds), color=colour, alpha=0.3)
-    _steps(ax, bounds, level.mean(bounds), color=colour, alpha=0.85)
+    _steps(ax, bounds, level.peak(bounds), colour=colour, alpha=0.3)
+    _steps(ax, bounds, level.mean(bounds), colour=colour, alpha=0.85)
     _frame(ax, bounds)
 
 
 def _steps(
-    ax: Axes, bounds: FloatArray, top: FloatArray, floor: FloatArray | None = None, **look: Any
+    ax: Axes,
+    bounds: FloatArray,
+    top: FloatArray,
+    floor: FloatArray | None = None,
+    *,
+    colour: str,
+    **look: Any,
 ) -> None:
     """Fill between two quantities that are constant in each interval (faster than `stairs`)."""
     low = np.zeros(len(top)) if floor is None else floor
-    edge = "white" if look.get("hatch") else "none"  # a hatch is drawn in the edge's colour
     ax.fill_between(
-        bounds, np.append(low, low[-1]), np.append(top, top[-1]), step="post", lw=0, ec=edge, **look
+        bounds,
+        np.append(low, low[-1]),
+        np.append(top, top[-1]),
+        step="post",
+        facecolor=colour,
+        linewidth=0,
+        **look,
     )
 
 
