@@ -116,9 +116,7 @@ def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Reco
     recorder = Recorder()
     planner = compose(ready.point, ready.settings, recorder)
     core = Core(planner, recorder, ready.settings.max_model_len)
-    requests = requests_of(
-        trace, ready.settings.block_size, ready.settings.enable_prefix_caching
-    )
+    requests = requests_of(trace, ready.settings.block_size, ready.settings.enable_prefix_caching)
     if progress is not None:
         requests = _reporting(requests, len(trace), progress)
     how = Options(
@@ -139,9 +137,7 @@ def finish(
 ) -> Record:
     """The record of what the recorders hold; of an interrupted run, what had run until then."""
     cost: Any = ready.cost
-    tables = assemble(
-        trace, recorders, getattr(cost, "flops", None), getattr(cost, "bytes", None)
-    )
+    tables = assemble(trace, recorders, getattr(cost, "flops", None), getattr(cost, "bytes", None))
     config = describe(ready)
     if interrupted:
         config["interrupted"] = True
@@ -169,9 +165,7 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def _reporting(
-    requests: Iterator[Request], total: int, progress: Progress
-) -> Iterator[Request]:
+def _reporting(requests: Iterator[Request], total: int, progress: Progress) -> Iterator[Request]:
     for count, request in enumerate(requests):
         if count % 64 == 0:
             progress(count, total)

@@ -127,9 +127,7 @@ def _policy(config: RunConfig) -> tuple[Point, str]:
     return point, "+".join(part for part in parts if part is not None)
 
 
-def _max_model_len(
-    config: RunConfig, trace: Trace, model: Model | None
-) -> tuple[int, list[str]]:
+def _max_model_len(config: RunConfig, trace: Trace, model: Model | None) -> tuple[int, list[str]]:
     own = None if model is None else model.max_positions
     if config.max_model_len is not None:
         if own is not None and config.max_model_len > own:

@@ -40,9 +40,7 @@ class Planned:
 
     __slots__ = ("ending", "id", "joined", "lost")
 
-    def __init__(
-        self, id: int, ending: Sequence[Request], joined: Sequence[Request]
-    ) -> None:
+    def __init__(self, id: int, ending: Sequence[Request], joined: Sequence[Request]) -> None:
         self.id = id
         self.ending = ending  # who samples a last token in it, or ends without one
         self.joined = joined  # who samples a token in it, completing its prompt, and goes on
@@ -97,16 +95,18 @@ class Admission:
         free = blocks.free - (planner.watermark if planner.running else 0)
         if free <= 0:
             return False
-        hits, idle = blocks.hit(request)
+        hits, idle = blocks.hit(request) if blocks.caching else (0, 0)
         hit = hits * blocks.size
         known = request.prompt + request.sampled
-        tokens = min(known - hit, self.cap)
+        tokens = known - hit
+        if tokens > self.cap:
+            tokens = self.cap
         if tokens > budget:
             if not limits.chunked_prefill:
                 return False
             tokens = budget
         reserved = known if limits.reserve_full_isl else hit + tokens
-        if blocks.ceil(reserved) - hits + idle > free:
+        if -(-reserved // blocks.size) - hits + idle > free:
             return False
         self._asked = (request, hits, tokens)
         return True
@@ -326,7 +326,7 @@ class Continuous:
             self.group.leave(request)
         self._log((self._next, request.index, PREEMPT, request.computed, -1))
         held = request.computed + served
-        unknown = int(self.limits.asynchronous and held > request.target)  # its newest token
+        unknown = int(due is not None and held > request.target)  # its newest token
         self.blocks.release(request, held, held - unknown)
         request.computed = 0
         if due is not None:  # its token is on its way, and will still be delivered
@@ -393,6 +393,7 @@ class Continuous:
         last = self._flight[-1]
         last.id += steps - 1
         last.ending = self.group.advance(steps - 1)
+        self._alike = not last.ending
         self._next = last.id + 1
         return step._replace(id=last.id), used
 

@@ -107,7 +107,8 @@ class Batch:
         self.generated = 0  # outputs of each live row
         self.live = len(self.rows)
         self.context = sum(r.prompt for r in self.rows)  # of the live rows, with their outputs
-        self._by_output = sorted(self.rows, key=lambda r: -r.output)  # who ends next is last
+        places = sorted(enumerate(self.rows), key=lambda place: -place[1].output)
+        self._by_output = places  # (row, request), who ends next is last
 
     @property
     def over(self) -> bool:
@@ -116,21 +117,22 @@ class Batch:
 
     def until_end(self) -> int:
         """Steps from now on until somebody ends, that step included."""
-        return self._by_output[-1].output - self.generated
+        return self._by_output[-1][1].output - self.generated
 
     def emit(self, steps: int = 1) -> Sequence[Request]:
         """Every live row emits `steps` tokens; returns those that have all of theirs now."""
         self.generated += steps
         self.context += self.live * steps
         ended = []
-        while self._by_output and self._by_output[-1].output <= self.generated:
-            request = self._by_output.pop()
+        while self._by_output and self._by_output[-1][1].output <= self.generated:
+            place = self._by_output.pop()
+            request = place[1]
             request.computed = request.prompt + max(request.output - 1, 0)
             request.sampled = request.output
             self.live -= 1
             self.context -= request.prompt + self.generated
-            ended.append(request)
-        return sorted(ended, key=lambda r: r.row)
+            ended.append(place)
+        return [request for _, request in sorted(ended, key=lambda place: place[0])]
 
 
 class BatchDecodes(NamedTuple):

@@ -92,12 +92,10 @@ class Bucketing:
             return None
         due = oldest.arrival + self.max_wait
         if now >= due:
-            bucket = queue.bucket(oldest)
+            ready = [queue.bucket(oldest)]
         else:
-            full = (b for b in queue.buckets if len(b) >= room.seats)
-            bucket = next(full, None)  # type: ignore[arg-type]
-            if bucket is None:
-                return Wait(until=due)
-        while (request := bucket.peek()) is not None and room.fits(request):
-            room.take(queue.pop_from(bucket))
-        return None
+            ready = [bucket for bucket in queue.buckets if len(bucket) >= room.seats]
+        for bucket in ready[:1]:
+            while (request := bucket.peek()) is not None and room.fits(request):
+                room.take(queue.pop_from(bucket))
+        return None if now >= due else Wait(until=due)

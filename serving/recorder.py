@@ -80,9 +80,7 @@ class Recorder:
             ends: when each ended, s.
             blocks: KV blocks in use after the plan of each.
         """
-        self.rows.extend(
-            (len(ends), step.id, start, step.waiting, step.running, 0, *step.features)
-        )
+        self.rows.extend((len(ends), step.id, start, step.waiting, step.running, 0, *step.features))
         self.ends.extend(ends)
         self.blocks.extend(blocks)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ class Curve:
     `at` and `many` do the same arithmetic in the same order: y[i] + (x - x[i]) * slope[i].
     """
 
-    __slots__ = ("slopes", "xs", "ys")
+    __slots__ = ("_arrays", "slopes", "xs", "ys")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Curve:
             raise ValueError(f"a curve's x must rise: {self.xs}")
         inner = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points)]
         self.slopes = (*inner, inner[-1] if end_slope is None else float(end_slope))
+        self._arrays = np.asarray(self.xs), np.asarray(self.ys), np.asarray(self.slopes)
 
     def at(self, x: float) -> float:
         """The value at `x`."""
@@ -46,9 +47,22 @@ class Curve:
             i = 0
         return self.ys[i] + (x - self.xs[i]) * self.slopes[i]
 
+    def along(self, x: float, step: float, count: int) -> Iterator[float]:
+        """The values at x, x + step, x + 2·step, …, `count` of them; `step` not below 0."""
+        xs, ys, slopes = self.xs, self.ys, self.slopes
+        i = max(bisect_right(xs, x) - 1, 0)
+        last = len(xs) - 1
+        until = xs[i + 1] if i < last else float("inf")
+        for _ in range(count):
+            while x >= until:
+                i += 1
+                until = xs[i + 1] if i < last else float("inf")
+            yield ys[i] + (x - xs[i]) * slopes[i]
+            x += step
+
     def many(self, x: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
         """The values at `x`, same shape."""
-        i = np.maximum(np.searchsorted(self.xs, x, side="right") - 1, 0)
-        xs, ys, slopes = np.asarray(self.xs), np.asarray(self.ys), np.asarray(self.slopes)
+        xs, ys, slopes = self._arrays
+        i = np.maximum(np.searchsorted(xs, x, side="right") - 1, 0)
         value: NDArray[np.float64] = ys[i] + (x - xs[i]) * slopes[i]
         return value

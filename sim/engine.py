@@ -1,4 +1,4 @@
-"""Time, predicted: the loop under SimPy, arrivals and replicas as processes.
+"""Time, predicted: the loop under SimPy, each replica a process, arrivals as events.
 
 SimPy orders events and wakes processes; the times that are recorded and compared are the engine's
 own floats, accumulated step by step (`env.now` may differ from them in the last bit).
@@ -44,33 +44,56 @@ class Options:
 
 
 class Feed:
-    """The trace's requests, handed out in order of arrival as time reaches them."""
+    """The trace's requests, handed out in order of arrival as time reaches them.
 
-    def __init__(self, requests: Iterator[Request], deliver: Callable[[Request], None]) -> None:
+    A replica that plans takes them from here by itself; an event is spent on an arrival only while
+    a replica watches for one, asleep or in the middle of a run.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        requests: Iterator[Request],
+        deliver: Callable[[Request], None],
+    ) -> None:
+        self._env = env
         self._requests = requests
         self._deliver = deliver
-        self._ahead: Request | None = None
+        self._watchers = 0
+        self._alarm = float("nan")  # the arrival that an event is set for
+        self._ahead = next(requests, None)
         self.next = float("inf")  # arrival of the first request not handed out, s
-        self._peek()
-
-    def _peek(self) -> None:
-        self._ahead = next(self._requests, None)
-        self.next = float("inf") if self._ahead is None else self._ahead.arrival
+        if self._ahead is not None:
+            self.next = self._ahead.arrival
 
     def deliver(self, until: float) -> None:
         """Hand out every request that has arrived by `until`."""
-        while self._ahead is not None and self.next <= until:
+        while self.next <= until and self._ahead is not None:
             request = self._ahead
-            self._peek()
+            ahead = self._ahead = next(self._requests, None)
+            self.next = float("inf") if ahead is None else ahead.arrival
             self._deliver(request)
 
-    def process(self, env: simpy.Environment) -> Process:
-        """The arrivals, as a SimPy process: one event for each distinct time."""
-        while self._ahead is not None:
-            arrival = self.next
-            if arrival > env.now:
-                yield env.timeout(arrival - env.now)
-            self.deliver(arrival)
+    def watch(self) -> None:
+        """A replica wants to know of arrivals as they happen."""
+        self._watchers += 1
+        self._set_alarm()
+
+    def unwatch(self) -> None:
+        """It does so no longer."""
+        self._watchers -= 1
+
+    def _set_alarm(self) -> None:
+        arrival = self.next
+        if arrival != self._alarm and self._ahead is not None:
+            self._alarm = arrival
+            timer = self._env.timeout(max(0.0, arrival - self._env.now))
+            timer.callbacks.append(lambda _: self._ring(arrival))
+
+    def _ring(self, arrival: float) -> None:
+        self.deliver(arrival)
+        if self._watchers:
+            self._set_alarm()
 
 
 class Flight:
@@ -110,24 +133,34 @@ class Replica:
         self._flight: deque[Flight] = deque()
         self._last_end = 0.0
         self._most = 16  # how long a run is worth computing ahead
-        self._listening = False
+        self._watching = False
         self.process = env.process(self._run())
 
     def arrive(self, request: Request) -> None:
         """A request is routed here; wakes the replica if it sleeps or can cut a run short."""
         self.inbox.append(request)
         self.outstanding += 1
-        if self._listening:
-            self._listening = False
+        if self._watching:
+            self._unwatch()
             self.process.interrupt()
 
+    def _watch(self) -> None:
+        self._watching = True
+        self.feed.watch()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            self.feed.unwatch()
+
     def _run(self) -> Process:
-        env, core, flight, depth = self.env, self.core, self._flight, self.how.depth
+        env, core, feed, inbox = self.env, self.core, self.feed, self.inbox
+        flight, depth = self._flight, self.how.depth
         now = 0.0
         until: float | None = None
         while True:
             while len(flight) < depth and not (flight and flight[-1].ends):
-                if self.inbox or self.feed.next <= now:
+                if inbox or feed.next <= now:
                     self._take_in(now)
                 planned = core.plan(now)
                 if isinstance(planned, Wait):
@@ -143,6 +176,8 @@ class Replica:
                 now = ended.end
                 if now > env.now:
                     yield env.timeout(now - env.now)
+                if feed.next < now:  # routed as of before this step's end
+                    feed.deliver(feed.next)
                 finished = core.complete(ended.step)
                 if finished:
                     self.outstanding -= len(finished)
@@ -192,7 +227,7 @@ class Replica:
         if self.inbox:
             count = self._cut(flight, count, self.inbox[0].arrival)
         else:
-            self._listening = True
+            self._watch()
         try:
             until = ends[count - depth] if count >= depth else flight.start
             if until > env.now:
@@ -202,7 +237,7 @@ class Replica:
             until = ends[count - depth] if count >= depth else flight.start
             if until > env.now:
                 yield env.timeout(until - env.now)
-        self._listening = False
+        self._unwatch()
         self._most = max(16, min(2 * count, 4096))
         last, used = self.core.advance(flight.step, count)
         self.recorder.run(flight.step, flight.start, ends[:count], used)
@@ -232,7 +267,7 @@ class Replica:
             return self.inbox[0].arrival
         if until is not None and until <= now:
             raise PolicyError(f"the policy asks at {now:g} s to be woken at {until:g} s")
-        self._listening = True
+        self._watch()
         try:
             yield env.event() if until is None else env.timeout(max(0.0, until - env.now))
             assert until is not None
@@ -240,7 +275,7 @@ class Replica:
         except simpy.Interrupt:
             return max(now, self.inbox[0].arrival)
         finally:
-            self._listening = False
+            self._unwatch()
 
 
 def first_replica(request: Request, replicas: Sequence[Replica]) -> Replica:
@@ -270,9 +305,8 @@ def simulate(
     env = simpy.Environment()
     how = how or Options()
     replicas: list[Replica] = []
-    feed = Feed(requests, lambda request: route(request, replicas).arrive(request))
+    feed = Feed(env, requests, lambda request: route(request, replicas).arrive(request))
     replicas += [Replica(env, feed, core, cost, recorder, how) for core, recorder in engines]
-    env.process(feed.process(env))
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live for a moment, and none of them in a cycle
     try:
