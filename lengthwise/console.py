@@ -102,9 +102,10 @@ def replay_table(record: Record) -> RenderableType:
 
 
 def _title(config: Mapping[str, Any]) -> str:
-    """The policy, and on what it ran."""
-    place = " on ".join(str(config[k]) for k in ("model", "hardware") if config.get(k))
-    return ", ".join(part for part in (str(config.get("policy", "run")), place) if part)
+    """The policy, and on what it ran, as far as that is known."""
+    known = {**config.get("run", {}), **config}
+    place = " on ".join(str(known[k]) for k in ("model", "hardware") if known.get(k))
+    return ", ".join(part for part in (str(known.get("policy", "run")), place) if part)
 
 
 def _facts(facts: Mapping[str, str]) -> Table:

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from serving.folder import FolderError, new_folder
+from serving.folder import FolderError, _set_aside, new_file, new_folder
 from serving.record import Record, RecordError, RecordExists, ensure_free, make_table
 from serving.tables import EVENTS, REQUESTS, STEPS
 from tests.report.toy import toy
@@ -266,3 +266,50 @@ def test_tables_must_be_as_described(record: Record) -> None:
     columns["kind"] = np.array(["nap"] * len(record.events), object)
     with pytest.raises(ValueError, match="'nap' is no kind of event"):
         make_table(columns, EVENTS)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_appears_meanwhile(record: Record, force: bool, tmp_path: Path) -> None:
+    def write() -> None:
+        with new_folder(tmp_path / "run", force) as temporary:
+            record.save(tmp_path / "run")  # somebody else was quicker
+            (temporary / "summary.json").write_text("mine")
+
+    if not force:
+        with pytest.raises(RecordExists):
+            write()
+        assert Record.load(tmp_path / "run").summary == record.summary
+    else:
+        write()
+        assert (tmp_path / "run" / "summary.json").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_two_who_replace_the_same_folder(record: Record, tmp_path: Path) -> None:
+    record.save(tmp_path / "run")
+    _set_aside(tmp_path / "run")
+    _set_aside(tmp_path / "run")  # the other one has done it already
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_appears_whole_and_never_over_another(tmp_path: Path) -> None:
+    def write(text: str, force: bool = False) -> None:
+        with new_file(tmp_path / "deep" / "page", force) as temporary:
+            temporary.write_text(text)
+            if text == "half":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write("half")
+    assert list((tmp_path / "deep").iterdir()) == []
+    write("one")
+    with pytest.raises(RecordExists, match="exists already; choose another --out or add --force"):
+        write("two")
+    write("three", force=True)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["page"]
+    assert (tmp_path / "deep" / "page").read_text() == "three"
+    with (
+        pytest.raises(FolderError, match="cannot write /dev/null/page"),
+        new_file("/dev/null/page"),
+    ):
+        raise AssertionError("there is nothing to write to")
