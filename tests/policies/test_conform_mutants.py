@@ -34,8 +34,8 @@ MUTANTS = (
         "the cap holds for waiting requests",
         Admission,
         "fits",
-        "min(known - hit, self.cap)",
-        "known - hit",
+        "tokens > self.cap",
+        "False",
     ),
     Mutant("the cap is lifted for a lone request", Admission, "open", "!= 1", ">= 1"),
     Mutant(
