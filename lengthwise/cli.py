@@ -13,6 +13,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("lengthwise.replay_cli:replay", "Replay a trace under one policy, simulated."),
     "compare": ("lengthwise.replay_cli:compare", "Replay a trace under several policies."),
     "trace": ("lengthwise.trace_cli:app", "Describe, check, convert, cut and make traces."),
+    "report": ("lengthwise.report_cli:report", "Write a web page on runs."),
+    "timeline": ("lengthwise.report_cli:timeline", "Write a run as a Perfetto trace."),
+    "calibrate": ("lengthwise.calibrate_cli:calibrate", "Fit the cost of a step to measured ones."),
     "conform": ("lengthwise.conform_cli:conform", "Hold a policy against an engine's recordings."),
 }
 """Commands: where each one is, and what it is for."""
