@@ -30,7 +30,7 @@ SHORTEST_RUN = 6
 """Steps from which one vectorised call beats as many scalar ones."""
 
 
-class PolicyError(RuntimeError):
+class PolicyError(ValueError):
     """A policy that can never end: it leaves requests waiting, or asks to be woken in the past."""
 
 
