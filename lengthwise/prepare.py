@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from sim.load import load_cost
 from sim.memory import kv_capacity
 from sim.models import Model, load_model
 from traces import Trace
+
+T = TypeVar("T")
 
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_HARDWARE = "h100"
@@ -64,18 +66,21 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
             )
         caching = False
         notes.append(f"prefix caching is off: {trace.name} has no block hashes")
+    size = _given(config.block_size, Settings.block_size)
+    if size < 1:
+        raise PolicyChoiceError(f"--block-size must be at least 1, not {size}")
     settings = Settings(
         max_model_len=limit,
-        max_num_seqs=config.max_num_seqs or 256,
+        max_num_seqs=_given(config.max_num_seqs, Settings.max_num_seqs),
         max_num_batched_tokens=_own_budget(config, point, limit),
-        bucket_bounds=config.bucket_bounds or Settings.bucket_bounds,
-        max_wait=Settings.max_wait if config.max_wait_ms is None else config.max_wait_ms / 1e3,
-        order=config.order or "fcfs",
-        block_size=config.block_size or 16,
+        bucket_bounds=_given(config.bucket_bounds, Settings.bucket_bounds),
+        max_wait=_given(config.max_wait_ms, Settings.max_wait * 1e3) / 1e3,
+        order=_given(config.order, Settings.order),
+        block_size=size,
         enable_prefix_caching=caching,
-        blocks_per_hash=blocks_per_hash(trace, config.block_size or 16),
-        long_prefill_token_threshold=config.long_prefill_token_threshold or 0,
-        watermark=config.watermark or 0.0,
+        blocks_per_hash=blocks_per_hash(trace, size),
+        long_prefill_token_threshold=_given(config.long_prefill_token_threshold, 0),
+        watermark=_given(config.watermark, 0.0),
         async_scheduling=bool(config.async_scheduling),
     )
     _unused(config, point)
@@ -110,6 +115,10 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         "peak_bytes_per_s": getattr(cost, "peak_bytes_per_s", None),
     }
     return Prepared(config, name, point, settings, cost, facts, (*trace.notes, *notes))
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def _machine(config: RunConfig) -> tuple[Model, Hardware]:
@@ -197,7 +206,7 @@ def _memory(
         tp=config.tp or 1,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
-        utilization=config.gpu_memory_utilization or 0.9,
+        utilization=_given(config.gpu_memory_utilization, 0.9),
         block_size=settings.block_size,
         max_num_batched_tokens=tokens,
         max_num_seqs=settings.max_num_seqs,
