@@ -41,6 +41,7 @@ HEAD_DIM = 128
 """Of every attention kernel in the tables."""
 
 FOLDS = 5
+PRIOR = 0.02
 _OUTPUTS = tuple(float(2**e) for e in (17, 19, 20, 21, 22, 23, 24, 26))
 _WEIGHT_BYTES = tuple(float(2**e) for e in (23, 24, 25, 26, 28))
 _KV_BYTES = tuple(float(4**e) for e in range(10, 16))
@@ -95,8 +96,9 @@ def read_ops(folder: Path) -> list[Table]:
             numbers = pd.to_numeric(rows[column], errors="coerce")
             bad = np.flatnonzero(~(numbers > 0).to_numpy())
             if bad.size:
-                line, found = int(bad[0]) + 2, rows[column].iloc[int(bad[0])]
-                raise HardwareError(f"{path}:{line}: {column} must be positive, found {found!r}")
+                line, cell = int(bad[0]) + 2, rows[column].iloc[int(bad[0])]
+                raise HardwareError(f"{path}:{line}: {column} must be positive, found {cell}")
+            rows[column] = numbers
         tables.append(Table(path, GPUS[gpu], op, engine, rows))
     if not tables:
         raise HardwareError(
@@ -106,7 +108,10 @@ def read_ops(folder: Path) -> list[Table]:
     return tables
 
 
-Predict = Callable[[Any, pd.DataFrame], Array]
+Columns = dict[str, Array]
+"""The numbers of a table by column: arrays, since a fit evaluates them thousands of times."""
+
+Predict = Callable[[Any, Columns], Array]
 
 
 @dataclass(frozen=True)
@@ -182,34 +187,40 @@ DECODE = _shape(
 )
 
 
-def fit(shape: Shape, predict: Predict, rows: pd.DataFrame) -> Any:
+def fit(shape: Shape, predict: Predict, rows: Columns) -> Any:
     """Coefficients that minimise the relative error of `predict` on `rows`.
 
     Works on logarithms of coefficients and times, with a loss that far outliers cannot bend.
     """
-    truth = np.log(rows["latency_ms"].to_numpy(np.float64) / 1e3)
+    truth = np.log(rows["latency_ms"] / 1e3)
+
+    start = np.log(shape.start)
 
     def residual(x: Array) -> Array:
-        return np.log(predict(shape.build(np.exp(x)), rows)) - truth
+        miss = np.log(predict(shape.build(np.exp(x)), rows)) - truth
+        # what no row decides (a share that another arm of the max hides) stays where it started
+        return np.concatenate([miss, PRIOR * (x - start)])
 
     found = least_squares(
         residual,
-        np.log(shape.start),
+        start,
         bounds=(np.log(shape.low), np.log(shape.high)),
         loss="soft_l1",
         f_scale=0.1,
+        ftol=1e-6,
     )
     return shape.build(np.exp(found.x))
 
 
-def held_out(shape: Shape, predict: Predict, rows: pd.DataFrame) -> Array:
+def held_out(shape: Shape, predict: Predict, rows: Columns) -> Array:
     """Relative error of every row, each predicted by a fit on the other folds, shape [rows]."""
-    fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
-    error = np.zeros(len(rows))
+    count = len(rows["latency_ms"])
+    fold = np.random.default_rng(0).permutation(count) % FOLDS
+    error = np.zeros(count)
     for f in range(FOLDS):
-        test = rows[fold == f]
-        found = fit(shape, predict, rows[fold != f])
-        error[fold == f] = predict(found, test) / (test["latency_ms"].to_numpy() / 1e3) - 1
+        rest, test = ({n: c[m] for n, c in rows.items()} for m in (fold != f, fold == f))
+        found = fit(shape, predict, rest)
+        error[fold == f] = predict(found, test) / (test["latency_ms"] / 1e3) - 1
     return error
 
 
@@ -221,7 +232,7 @@ def _gemm(gpu: Hardware, dtype: str) -> Predict:
 
 
 def _prefill(gpu: Hardware) -> Predict:
-    def predict(c: Prefill, r: pd.DataFrame) -> Array:
+    def predict(c: Prefill, r: Columns) -> Array:
         rows, width = r["batch_size"], r["isl"]
         tokens = rows * width
         return prefill_attention_s(
@@ -241,7 +252,7 @@ def _prefill(gpu: Hardware) -> Predict:
 
 
 def _decode(gpu: Hardware) -> Predict:
-    def predict(c: Decode, r: pd.DataFrame) -> Array:
+    def predict(c: Decode, r: Columns) -> Array:
         kv = r["num_key_value_heads"]
         kv_bytes = 4.0 * HEAD_DIM * r["batch_size"] * r["context"] * kv
         return decode_attention_s(c, gpu.bytes_per_s, r["batch_size"], kv, kv_bytes)
@@ -288,9 +299,10 @@ def fit_table(table: Table) -> Iterator[tuple[str, Any, Score]]:
 def _fitted(
     gpu: str, op: str, shape: Shape, predict: Predict, rows: pd.DataFrame
 ) -> tuple[str, Any, Score]:
-    error = np.abs(held_out(shape, predict, rows))
+    numbers = {str(n): c.to_numpy(np.float64) for n, c in rows.select_dtypes("number").items()}
+    error = np.abs(held_out(shape, predict, numbers))
     score = Score(gpu, op, len(rows), float(error.mean()), float(np.median(error)))
-    return op, fit(shape, predict, rows), score
+    return op, fit(shape, predict, numbers), score
 
 
 def _allreduce(table: Table) -> tuple[str, dict[int, Curve], Score]:

@@ -6,6 +6,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -145,23 +146,17 @@ class FittedCost:
         overhead_layer_s: float | None = None,
         allreduce_bytes_per_s: float | None = None,
         allreduce_s: float = 0.0,
-        scale: Mapping[str, float] | None = None,
     ) -> None:
         """Ready the curves.
 
         `overhead_layer_s` replaces the file's. With tp > 1 every layer does two all-reduces of
         `allreduce_s` + slots × hidden × 2 bytes / `allreduce_bytes_per_s`, which measurements of
-        one GPU's kernels lack. `scale` multiplies steps by region (`draws` uses it).
+        one GPU's kernels lack.
 
         Raises:
             ValueError: an overhead or all-reduce for a calibration that does not name its model.
         """
         self.calibration = calibration
-        self._options: dict[str, Any] = {
-            "overhead_layer_s": overhead_layer_s,
-            "allreduce_bytes_per_s": allreduce_bytes_per_s,
-            "allreduce_s": allreduce_s,
-        }
         made = calibration.provenance
         overhead = calibration.overhead_layer_s if overhead_layer_s is None else overhead_layer_s
         self.overhead_layer_s = overhead
@@ -173,8 +168,7 @@ class FittedCost:
                 "all-reduce are a layer's; calibrate again with --model"
             )
         t = calibration.terms
-        factor = scale or {}
-        self._scale = tuple(float(factor.get(region, 1.0)) for region in REGIONS)
+        self._scale = (1.0,) * len(REGIONS)  # a factor by region, see `draws`
         self._step = t.step + layers * overhead + (2.0 * layers * allreduce_s if reduces else 0.0)
         self._slot = (
             4.0 * layers * hidden / allreduce_bytes_per_s
@@ -317,7 +311,9 @@ class FittedCost:
                 for region in REGIONS
                 if residuals.get(region)
             }
-            made.append(FittedCost(self.calibration, **self._options, scale=scale))
+            drawn = copy(self)
+            drawn._scale = tuple(scale.get(region, 1.0) for region in REGIONS)
+            made.append(drawn)
         return made
 
     def differences(self, **wanted: object) -> list[str]:

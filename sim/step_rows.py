@@ -98,22 +98,21 @@ def _facts(path: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _numbers(table: pd.DataFrame, name: str, path: Path, least: float) -> NDArray[np.float64]:
-    """A column as numbers, each at least `least`."""
+def _numbers(
+    table: pd.DataFrame, name: str, path: Path, over_zero: bool = False
+) -> NDArray[np.float64]:
+    """A column as numbers, each at least 0 or over 0."""
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64)
-    bad = np.flatnonzero(~((values >= least) & np.isfinite(values)))
+    good = (values > 0) if over_zero else (values >= 0)
+    bad = np.flatnonzero(~(good & np.isfinite(values)))
     if bad.size:
         row = int(bad[0])
         where = f"{path}:{row + 2}" if path.suffix != ".parquet" else f"{path}, row {row}"
-        raise RowsError(
-            f"{where}: {name} is {table[name].iloc[row]!r}; expected a number of at least {least:g}"
-        )
+        cell = table[name].iloc[row]
+        found = repr(cell) if isinstance(cell, str) else str(cell)
+        least = "over 0" if over_zero else "of at least 0"
+        raise RowsError(f"{where}: {name} is {found}; expected a number {least}")
     return values
-
-
-def _seconds(table: pd.DataFrame, name: str, path: Path, unit: float) -> NDArray[np.float64]:
-    """A column of times, over 0."""
-    return _numbers(table, name, path, 1e-12) * unit
 
 
 def _from_shapes(
@@ -124,7 +123,7 @@ def _from_shapes(
         if name not in table:
             raise RowsError(f"{path}: no column {name}; found {', '.join(map(str, table.columns))}")
     chunk, context, rows, keys = (
-        _numbers(table, name, path, 0).astype(np.int64) for name in KERNEL_COLUMNS[:4]
+        _numbers(table, name, path).astype(np.int64) for name in KERNEL_COLUMNS[:4]
     )
     prompt = (chunk > 0).astype(np.int64)
     pairs = chunk * context + chunk * (chunk + 1) // 2
@@ -142,23 +141,23 @@ def _from_shapes(
         "sampled_rows": rows + prompt,
         "prefill_kv": (context + chunk) * prompt,
     }
-    return columns, _seconds(table, "iter_ms", path, 1e-3)
+    return columns, _numbers(table, "iter_ms", path, over_zero=True) * 1e-3
 
 
 def _from_steps(
     table: pd.DataFrame, path: Path
 ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64]]:
     """Our own names; steps that computed nothing are left out."""
-    for name in (*Features._fields,):
+    for name in Features._fields:
         if name not in table:
             raise RowsError(
                 f"{path}: no column {name}; a table of steps has either "
                 f"{', '.join(KERNEL_COLUMNS)} or the names of the step table with seconds; "
                 f"found {', '.join(map(str, table.columns))}"
             )
-    busy = _numbers(table, "prefill_slots", path, 0) + _numbers(table, "decode_slots", path, 0) > 0
+    busy = _numbers(table, "prefill_slots", path) + _numbers(table, "decode_slots", path) > 0
     if "seconds" in table:
-        seconds = _seconds(table, "seconds", path, 1.0)
+        seconds = _numbers(table, "seconds", path, over_zero=True)
     elif "start_s" in table and "end_s" in table:
         seconds = table["end_s"].to_numpy(np.float64) - table["start_s"].to_numpy(np.float64)
         if (seconds[busy] <= 0).any():
@@ -167,6 +166,6 @@ def _from_steps(
     else:
         raise RowsError(f"{path}: no column seconds, nor start_s and end_s")
     columns = {
-        name: _numbers(table, name, path, 0).astype(np.int64)[busy] for name in Features._fields
+        name: _numbers(table, name, path).astype(np.int64)[busy] for name in Features._fields
     }
     return columns, seconds[busy]
