@@ -108,6 +108,8 @@ def read_trace(config: RunConfig) -> Trace:
         rate_scale=config.rate_scale,
         seed=config.seed,
         on_bad_row=config.on_bad_row,
+        spread_ties=config.spread_ties,
+        tokenizer=config.tokenizer,
     )
 
 

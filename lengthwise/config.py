@@ -43,6 +43,9 @@ class RunConfig(BaseModel):
     seed: int = flag(TRACE, "Seed of a built-in workload.", 0, ge=0)
     on_bad_row: Literal["error", "skip"] = flag(TRACE, "A bad row: error, or skip it.", "error")
 
+    spread_ties: bool = flag(TRACE, "Spread arrivals of equal time within the clock's tick.", False)
+    tokenizer: str | None = flag(TRACE, "Tokenizer file, for traces of text.")
+
     policy: str = flag(POLICY, "One of the six, or a class: file.py:MyPolicy.", "chunked-prefill")
     layout: str | None = flag(POLICY, "Pad to: limit, bucket, longest; or packed.")
     lifecycle: str | None = flag(POLICY, "drain, continuous or chunked-prefill.")
