@@ -264,9 +264,7 @@ class Drain:
         self._next = number + 1
         self._flight.append(Ending(number, batch.emit(), batch.over))
         used = self.blocks.used
-        return Step(
-            number, batch.layout, works, decodes, (), features, len(self.queue), live, used
-        )
+        return Step(number, batch.layout, works, decodes, (), features, len(self.queue), live, used)
 
     def complete(self, step: Step) -> Sequence[Request]:
         """The oldest planned step has ended; after a batch's last its rows and memory are free."""
