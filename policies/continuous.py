@@ -113,20 +113,16 @@ class Admission:
 
     def take(self, request: Request) -> None:
         """Admit the request that was just asked about."""
-        asked, hits, tokens = self._asked
-        if asked is not request:
+        if self._asked[0] is not request:
             self.fits(request)
-            asked, hits, tokens = self._asked
+        _, hits, tokens = self._asked
         planner = self._planner
-        blocks = planner.blocks
-        hit = hits * blocks.size
-        request.status = Status.RUNNING
+        hit = hits * planner.blocks.size
         planner.admitted(request, hit)
         request.target = request.prompt + request.sampled
         request.computed = hit
-        blocks.enter(request, hits, hit + tokens)
+        planner.blocks.enter(request, hits, hit + tokens)
         self.serve(request, tokens)
-        self._asked = (None, 0, 0)
 
     def serve(self, request: Request, tokens: int) -> None:
         """Compute `tokens` more of its prompt; the KV blocks for them are taken already."""
@@ -211,7 +207,7 @@ class Continuous:
         self._preempted = []
         skipped = () if self._serve_all(room) else InOrder(self, room).serve()
         wait = None
-        if len(self.queue) and not self._preempted:
+        if self.queue and not self._preempted:
             wait = self.grouping.form(self.queue, room, now)
         self.wake = None if wait is None else wait.until
         idle = not (room.works or group.live or skipped or self._preempted)
@@ -309,6 +305,7 @@ class Continuous:
 
     def admitted(self, request: Request, hit: int) -> None:
         """It runs, after all others; `hit` tokens of it were found in the prefix cache."""
+        request.status = Status.RUNNING
         self.running[request] = None
         self._log((self._next, request.index, ADMIT, hit, -1))
         self._admissions += 1

@@ -87,23 +87,24 @@ class Core:
         Returns:
             Why it is refused, or None when it is in.
         """
-        reason = self._refusal(request) if self._refuse else None
-        if reason is not None:
-            request.status = Status.REFUSED
-            self.recorder.refuse(request, reason)
-            return reason
+        if self._refuse:
+            total, limit = request.prompt + request.output, self.max_model_len
+            if limit is not None and total > limit:
+                reason: str | None = (
+                    f"prompt + output is {total} tokens, over max_model_len {limit}"
+                )
+            else:
+                reason = self.planner.refusal(request)
+            if reason is not None:
+                request.status = Status.REFUSED
+                self.recorder.refuse(request, reason)
+                return reason
         if self._waiting_since is not None:
             self._count_wait(request.arrival)
         request.wait_mark = self._waited
         self.unfinished += 1
         self.planner.add(request)
         return None
-
-    def _refusal(self, request: Request) -> str | None:
-        total, limit = request.prompt + request.output, self.max_model_len
-        if limit is not None and total > limit:
-            return f"prompt + output is {total} tokens, over max_model_len {limit}"
-        return self.planner.refusal(request)
 
     def _count_wait(self, now: float) -> None:
         if self._waiting_since is not None and now > self._waiting_since:

@@ -184,11 +184,11 @@ class Replica:
 
     def _take_in(self, now: float) -> None:
         """What has arrived by now goes into the core."""
-        if self.feed.next <= now:
-            self.feed.deliver(now)
-        inbox = self.inbox
+        feed, inbox, add = self.feed, self.inbox, self.core.add
+        if feed.next <= now:
+            feed.deliver(now)
         while inbox and inbox[0].arrival <= now:
-            if self.core.add(inbox.popleft()) is not None:
+            if add(inbox.popleft()) is not None:
                 self.outstanding -= 1
 
     def _launch(self, step: Step, now: float) -> Flight:
@@ -198,12 +198,15 @@ class Replica:
             step = step._replace(features=pad_decode(step.features))
         start = now if now > self._last_end else self._last_end
         if how.jump and not step.prefill:
-            count = self.core.run_length(self._most)
-            if count >= SHORTEST_RUN:
-                times = cost.seconds_run(step.features, count).tolist()
-                ends = list(accumulate(times, initial=start))
-                del ends[0]
-                return Flight(step, start, ends[-1], ends)
+            if self._most < SHORTEST_RUN:
+                self._most += 1  # the last run was cut at once: step for a while
+            else:
+                count = self.core.run_length(self._most)
+                if count >= SHORTEST_RUN:
+                    times = cost.seconds_run(step.features, count).tolist()
+                    ends = list(accumulate(times, initial=start))
+                    del ends[0]
+                    return Flight(step, start, ends[-1], ends)
         self._last_end = end = start + cost.seconds(step.features)
         self.recorder.step(step, start, end)
         return Flight(step, start, end)
@@ -238,7 +241,7 @@ class Replica:
             if until > env.now:
                 yield env.timeout(until - env.now)
         self._unwatch()
-        self._most = max(16, min(2 * count, 4096))
+        self._most = min(2 * count, 4096)
         last, used = self.core.advance(flight.step, count)
         self.recorder.run(flight.step, flight.start, ends[:count], used)
         self._last_end = end = ends[count - 1]
