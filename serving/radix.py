@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from serving.request import Request
 
 
+Owner = int | tuple[int]
+"""A hash, or the index of the one request that has the token."""
+
+
 class Tokens:
     """A request's tokens: those that its hashes cover are shared, the rest are its own."""
 
@@ -22,16 +26,16 @@ class Tokens:
         """Take the sequence of a request.
 
         Args:
-            request: its hashes, not negative and chained, one for every `hash_tokens` tokens of
-                the prompt; the last may cover fewer.
+            request: its hashes, chained, one for every `hash_tokens` tokens of the prompt; the
+                last may cover fewer.
             hash_tokens: tokens that one hash covers.
         """
         self._hashes: Sequence[int] = request.hashes
         self._per_hash = hash_tokens
         self._shared = min(request.prompt, len(request.hashes) * hash_tokens)
-        self._own = ~request.index
+        self._own = (request.index,)
 
-    def owner(self, position: int) -> int:
+    def owner(self, position: int) -> Owner:
         """Whose token it is; an equal owner in another sequence means that all before are equal."""
         if position < self._shared:
             return self._hashes[position // self._per_hash]
@@ -48,7 +52,7 @@ class Node:
         self.start = start
         self.end = end
         self.source = source
-        self.children: dict[int, Node] = {}  # by the owner of the last token of their first page
+        self.children: dict[Owner, Node] = {}  # by the owner of the last token of their first page
         self.locks = 0
         self.stamp = 0  # when it was last used
         self.queued = False  # has an entry among the leaves to evict
@@ -161,7 +165,7 @@ class RadixCache:
 
     # The parts of these
 
-    def _key(self, tokens: Tokens, start: int) -> int:
+    def _key(self, tokens: Tokens, start: int) -> Owner:
         """What tells the pages that may begin at `start` apart."""
         return tokens.owner(start + self.page_size - 1)
 
