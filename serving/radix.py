@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from serving.request import Request
 
-
 Owner = int | tuple[int]
 """A hash, or the index of the one request that has the token."""
 
