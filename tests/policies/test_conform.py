@@ -34,6 +34,11 @@ def test_vllm_is_reproduced(name: str) -> None:
     assert compare(recording("vllm", name)) is None
 
 
+@pytest.mark.parametrize("name", names("sglang"))
+def test_sglang_is_reproduced(name: str) -> None:
+    assert compare(recording("sglang", name)) is None
+
+
 def test_the_recordings_here_are_the_shared_ones() -> None:
     for engine, folder in (("vllm", "golden"), ("sglang", "golden_sglang")):
         theirs = {p.name: json.loads(p.read_bytes()) for p in shared(folder).glob("*.json")}
@@ -88,6 +93,25 @@ def test_a_changed_field_is_named(field: str, value: Any) -> None:
     assert (difference.step, difference.field) == (9 if field == "step" else 1, field)
     expected = {int(k): v for k, v in value.items()} if isinstance(value, dict) else value
     assert difference.recorded == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "decode"),
+        ("retracted", [0]),
+        ("available", 7),
+        ("evictable", 3),
+        ("ratio", 0.699999),
+        ("chunked", 1),
+    ],
+)
+def test_a_changed_field_of_sglang_is_named(field: str, value: Any) -> None:
+    data = tiny("sglang")
+    data["iterations"][0][field] = value
+    difference = compare(parse(data, "changed"))
+    assert difference is not None
+    assert (difference.step, difference.field, difference.recorded) == (0, field, value)
 
 
 def test_the_order_within_a_step_counts() -> None:
