@@ -42,7 +42,7 @@ def choose(
     if name is not None and name not in NAMES:
         raise AttentionError(f"--attention {name}: not one of {', '.join(NAMES)}")
     device = torch.device(device)
-    wanted = (name,) if name else (NAMES if device.type == "cuda" else ("sdpa",))
+    wanted = (name,) if name else _candidates(device)
     reasons = []
     for candidate in wanted:
         for make in _makers(candidate):
@@ -58,6 +58,10 @@ def choose(
     raise AttentionError(
         f"no attention backend runs {shape.name} in {dtype} on {device}:\n  " + "\n  ".join(reasons)
     )
+
+
+def _candidates(device: torch.device) -> tuple[str, ...]:
+    return NAMES if device.type == "cuda" else ("sdpa",)
 
 
 def _makers(name: str) -> list[Callable[[], Backend]]:
@@ -140,6 +144,12 @@ class Case:
         self.q = normal(sum(q_lens), shape.heads, shape.head_dim)
         self.q_decode = normal(len(decodes), shape.heads, shape.head_dim)
         self.k, self.v = normal(2, sum(q_lens), shape.kv_heads, shape.head_dim)
+        owner = np.repeat(np.arange(len(q_lens)), q_lens)
+        last = np.cumsum(q_lens)[owner] - 1 - np.arange(len(owner))  # tokens before the end
+        position = torch.from_numpy(np.array(kv_lens)[owner] - 1 - last).to(device)
+        page = self.table[torch.from_numpy(owner).to(device), position // page_size]
+        self.memory[0][page, position % page_size] = self.k
+        self.memory[1][page, position % page_size] = self.v
         self._ragged = self.ragged(q_lens, kv_lens)
         self._fresh = self.ragged(q_lens, q_lens)
         self._rows = Rows(

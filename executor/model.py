@@ -73,14 +73,13 @@ class Elementwise(NamedTuple):
     swiglu: Callable[[Tensor], Tensor] = swiglu
 
 
-def fused() -> Elementwise:
+def fused(compiler: str = "inductor") -> Elementwise:
     """The same functions through `torch.compile`: one kernel each, for any number of tokens."""
-    return Elementwise(
-        torch.compile(rms_norm, dynamic=True),
-        torch.compile(add_norm, dynamic=True),
-        torch.compile(rotate, dynamic=True),
-        torch.compile(swiglu, dynamic=True),
-    )
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, dynamic=True, backend=compiler)
+
+    return Elementwise(compiled(rms_norm), compiled(add_norm), compiled(rotate), compiled(swiglu))
 
 
 # Rotary frequencies ----------------------------------------------------------------------------
