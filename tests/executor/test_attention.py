@@ -182,7 +182,7 @@ def test_rows_of_like_length_are_grouped():
     assert _cuts([5, 6, 7, 200]) == [0, 3, 4]  # 582 do not
     lengths = sorted(np.random.default_rng(0).integers(1, 4000, 64).tolist())
     cuts = _cuts(lengths)
-    assert cuts[0] == 0 and cuts[-1] == 64
+    assert (cuts[0], cuts[-1]) == (0, 64)
     for a, b in pairwise(cuts):
         assert b > a
         assert max(lengths[a:b]) * (b - a) - sum(lengths[a:b]) <= 256
