@@ -103,14 +103,22 @@ class RadixCache:
             self._touch(used)
         return node
 
-    def insert(self, tokens: Tokens, upto: int) -> tuple[Node, int]:
+    def insert(self, tokens: Tokens, upto: int, held: Node | None = None) -> tuple[Node, int]:
         """Enter the first `upto` tokens of a sequence, in whole pages.
+
+        Args:
+            tokens: the sequence.
+            upto: how many of its tokens.
+            held: a node on the sequence's path, no further than `upto`; the walk begins there.
 
         Returns:
             The node at their end, and how many of them were cached before.
         """
         upto -= upto % self.page_size
         node = self.root
+        if held is not None:
+            self.use(held)
+            node = held
         while (child := self._child(node, tokens, upto)) is not None:
             self._touch(child)
             node = self._shared_part(child, tokens, upto)
@@ -119,26 +127,38 @@ class RadixCache:
             node = self._add(node, tokens, upto)
         return node, known
 
-    def lock(self, node: Node) -> None:
-        """Keep a node and all above it until `unlock`."""
-        step: Node | None = node
-        while step is not None:
-            if not step.locks:
-                self.evictable -= len(step)
-            step.locks += 1
-            step = step.parent
+    def use(self, node: Node) -> None:
+        """The path to a node counts as used, leaf last."""
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        for used in reversed(path):
+            self._touch(used)
+
+    def lock(self, node: Node, held: Node | None = None) -> None:
+        """Keep a node and all above it until `unlock`.
+
+        Args:
+            node: what to keep.
+            held: one above it, or itself, whose lock moves down to it.
+        """
+        while node is not held and node.parent is not None:
+            if not node.locks:
+                self.evictable -= node.end - node.start
+            node.locks += 1
+            node = node.parent
 
     def unlock(self, node: Node) -> None:
         """Undo one `lock` of this node."""
-        step: Node | None = node
-        while step is not None:
-            if not step.locks:
+        while node.parent is not None:
+            if not node.locks:
                 raise RuntimeError("a radix node is unlocked more often than locked")
-            step.locks -= 1
-            if not step.locks:
-                self.evictable += len(step)
-                self._enqueue(step)
-            step = step.parent
+            node.locks -= 1
+            if not node.locks:
+                self.evictable += node.end - node.start
+                self._enqueue(node)
+            node = node.parent
 
     def evict(self, count: int) -> int:
         """Throw out whole unlocked leaves, least recently used first, until `count` tokens go.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort_left, insort_right
 from enum import Enum, auto
 
 from policies.sglang.batch import RunningBatch
@@ -12,6 +13,10 @@ from serving.step import Work
 
 EXACT_UP_TO = 1 << 52
 """Tokens beyond which a pool counts as unlimited, since the sums could not show its end."""
+
+
+Entry = tuple[int, int, int]
+"""Of the simulated admission: outputs still to come, place in the batch, tokens held."""
 
 
 class Verdict(Enum):
@@ -47,7 +52,7 @@ class PrefillAdder:
         self._charges: list[int] = []  # in order
         self._charged = 0  # their sum
         self._charged_now = 0  # without outputs
-        self._ahead: list[tuple[int, int]] | None = None  # of the planned admission
+        self._ahead: list[Entry] | None = None  # of the planned admission
 
     # What is left
 
@@ -150,31 +155,25 @@ class PrefillAdder:
 
     def _survives(self, request: Request, free: int) -> bool:
         """Whether memory lasts if all decode on and each gives its tokens back at its end."""
-        left, held = request.output - request.sampled, request.known
+        entry = _to_come(request)
         ahead = self._ahead
         if ahead is None:
-            first = [(left, held)] if left > 0 else []
-            self._ahead = ahead = sorted([*first, *self._decodes_ahead()], key=_left)
-        elif left > 0:
+            self._ahead = ahead = sorted(self._running.each_ahead())
+            for joined in filter(_left, (_to_come(r) for r, *_ in self.works)):
+                insort_right(ahead, joined, key=_left)
+            if entry[0] > 0:
+                insort_left(ahead, entry, key=_left)
+        elif entry[0] > 0:
             # before the first that has as much to come; but SGLang never goes behind the last
-            places = (i for i, (other, _) in enumerate(ahead) if left <= other)
-            ahead.insert(next(places, max(0, len(ahead) - 1)), (left, held))
+            places = (i for i, (left, *_) in enumerate(ahead) if entry[0] <= left)
+            ahead.insert(next(places, max(0, len(ahead) - 1)), entry)
         rows = len(ahead)
-        for left, held in ahead:
+        for left, _, held in ahead:
             if free - left * rows <= rows:  # a token for each is kept back
                 return False
             free += held
             rows -= 1
         return True
-
-    def _decodes_ahead(self) -> list[tuple[int, int]]:
-        """Outputs still to come and tokens held, of the running batch and of this one so far."""
-        running = self._running
-        decodes = [
-            (running.outputs_ahead(r), r.prompt + running.outputs(r)) for r in running.in_order()
-        ]
-        joined = [(r.output - r.sampled, r.known) for r, *_ in self.works]
-        return [*decodes, *(entry for entry in joined if entry[0] > 0)]
 
     def _begin(self, request: Request, prefix: int) -> None:
         """It runs from now on."""
@@ -199,5 +198,9 @@ class PrefillAdder:
         self._charged += self._charges[-1]
 
 
-def _left(entry: tuple[int, int]) -> int:
+def _to_come(request: Request) -> Entry:
+    return request.output - request.sampled, 0, request.known
+
+
+def _left(entry: Entry) -> int:
     return entry[0]

@@ -128,6 +128,11 @@ class RunningBatch:
         """Output tokens still to come of one that goes on."""
         return request.end_tick + 1 - self.group.tick
 
+    def each_ahead(self) -> list[tuple[int, int, int]]:
+        """Of each that goes on: outputs still to come, its place, tokens held; in no order, O(n)."""
+        tick = self.group.tick
+        return [(r.end_tick + 1 - tick, r.seq, tick + r.offset + 1) for r in self._live]
+
     def total_ahead(self) -> int:
         """Σ min(outputs still to come, 4096)."""
         return self._ahead.total(self.group.tick)

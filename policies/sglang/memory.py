@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.blocks import Blocks
-from serving.radix import Node, RadixCache
+from serving.radix import Node, RadixCache, Tokens
 from serving.request import Request
 from serving.step import Work
 
@@ -22,7 +22,7 @@ class Memory:
         self.page_size = page_size
         self.blocks = Blocks(max_total_tokens // page_size, page_size)
         self.radix = radix
-        self._nodes: dict[Request, Node] = {}  # locked; their tokens belong to the tree
+        self._held: dict[Request, tuple[Tokens, Node]] = {}  # locked: its tokens are the tree's
 
     @property
     def available(self) -> int:
@@ -33,6 +33,11 @@ class Memory:
     def evictable(self) -> int:
         """Cached tokens that no request holds."""
         return 0 if self.radix is None else self.radix.evictable
+
+    @property
+    def evicts_pages(self) -> bool:
+        """Whether decodes evict more than they take: a page each, whoever opens one."""
+        return self.radix is not None and self.page_size > 1
 
     @property
     def blocks_used(self) -> int:
@@ -53,16 +58,16 @@ class Memory:
         """Find the cached head of its known tokens but the last, and lock it; its length."""
         if self.radix is None:
             return 0
-        node = self.radix.match(self.radix.sequence(request), request.known - 1)
+        tokens = self.radix.sequence(request)
+        node = self.radix.match(tokens, request.known - 1)
         self.radix.lock(node)
-        self._nodes[request] = node
+        self._held[request] = tokens, node
         return node.end
 
     def let_go(self, request: Request) -> None:
         """It is not admitted after all, or gives up what it shares."""
-        node = self._nodes.pop(request, None)
-        if node is not None and self.radix is not None:
-            self.radix.unlock(node)
+        if self.radix is not None:
+            self.radix.unlock(self._held.pop(request)[1])
 
     # Taking
 
@@ -112,33 +117,35 @@ class Memory:
     def keep(self, request: Request) -> None:
         """What is computed of it is cached, and stays locked."""
         if self.radix is not None:
-            node = self._insert(self.radix, request)
-            self.radix.lock(node)
-            self.let_go(request)
-            self._nodes[request] = node
+            self._insert(self.radix, request)
 
     def finish(self, request: Request) -> None:
         """It has all its tokens: cached up to the last but one, and given up."""
-        if self.radix is None:
-            self.blocks.release(request, request.computed, 0)
-            return
-        node = self._insert(self.radix, request)
-        if 0 < self.floor(request.prompt) < node.end:
-            self.radix.insert(self.radix.sequence(request), request.prompt)  # an end of its own
-        self._release(request, node.end)
+        if self.radix is not None:
+            tokens, held = self._held[request]
+            self._insert(self.radix, request)
+            prompt = self.floor(request.prompt)
+            if held.end == prompt < self.floor(request.computed):
+                self.radix.use(held)
+            elif 0 < prompt < self.floor(request.computed):
+                self.radix.insert(tokens, prompt)  # an end of its own
+        self._release(request)
 
     def retract(self, request: Request) -> None:
         """It loses what is its own; what it shares stays in the tree, and nothing is added."""
-        self._release(request, self._nodes[request].end if request in self._nodes else 0)
+        self._release(request)
 
-    def _insert(self, radix: RadixCache, request: Request) -> Node:
+    def _insert(self, radix: RadixCache, request: Request) -> None:
         """Cache what is computed of it; slots of what was cached already are given back."""
-        own = self._nodes[request].end if request in self._nodes else 0
-        node, known = radix.insert(radix.sequence(request), request.computed)
-        self.blocks.free += max(0, known - own) // self.page_size
-        return node
+        tokens, held = self._held[request]
+        node, known = radix.insert(tokens, request.computed, held)
+        self.blocks.free += (known - held.end) // self.page_size
+        radix.lock(node, held)
+        self._held[request] = tokens, node
 
-    def _release(self, request: Request, cached: int) -> None:
+    def _release(self, request: Request) -> None:
         self.blocks.release(request, request.computed, 0)
-        self.blocks.take(cached // self.page_size)  # these pages are the tree's
-        self.let_go(request)
+        if self.radix is not None:
+            _, node = self._held.pop(request)
+            self.blocks.take(node.end // self.page_size)  # these pages are the tree's
+            self.radix.unlock(node)

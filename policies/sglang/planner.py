@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from policies.sglang.admission import PrefillAdder, Verdict
@@ -83,6 +84,7 @@ class Sglang:
         self._flight: Planned | None = None
         self._next = 0  # id of the next step
         self._alike = False  # whether more steps like the last one may follow
+        self._stirred = False  # whether anybody came or ended since
 
     def refusal(self, request: Request) -> str | None:
         """What SGLang aborts at arrival, would cut the outputs of, or could never run."""
@@ -108,6 +110,7 @@ class Sglang:
     def add(self, request: Request) -> None:
         """It waits at the end of the queue."""
         self.queue.push(request)
+        self._stirred = True
 
     def waiting(self) -> int:
         """Requests that wait, retracted ones included."""
@@ -118,12 +121,19 @@ class Sglang:
     def plan(self, now: float) -> Step | Wait:
         """The next batch. A turn that forms none takes no time, and may free what bars the next."""
         step = self.turn()
-        if step is None and len(self.queue):
+        if step is None and self.queue:
             step = self.turn()
         return Wait() if step is None else step
 
     def turn(self) -> Step | None:
         """One turn of the event loop: a prefill batch if one can be formed, or decodes, or none."""
+        if self._alike and not self._stirred:
+            opening, live = self.running.group.opening(), self.running.live
+            if self._ample(opening, live):  # nothing can have changed: the same once more
+                self.blocks.take(opening)
+                self.ratio.decay()
+                return self._step((), True, ())
+        self._alike = self._stirred = False
         if self._idle:
             self.ratio.reset()
             self._idle = False
@@ -134,10 +144,14 @@ class Sglang:
             return self._step(works, mixed, retracted)
         decodes, retracted = self._decode()
         if decodes:
-            return self._step([], True, retracted)
-        self._alike = False
-        self._idle = not (len(self.queue) or retracted)
+            return self._step((), True, retracted)
+        self._idle = not (self.queue or retracted)
         return None
+
+    def _ample(self, opening: int, live: int) -> bool:
+        """Whether the next decode takes its pages without evicting anything."""
+        free = self.blocks.free
+        return opening <= free and (live <= free or not self.memory.evicts_pages)
 
     def _merge(self) -> None:
         """What the last batch leaves: its prompts that are done decode from now on."""
@@ -160,7 +174,7 @@ class Sglang:
     def _prefill(self) -> list[Work]:
         """Form a prefill batch: the prompt under way, then the queue in order while it fits."""
         queue, chunked = self.queue, self.chunked
-        if (self._full or not len(queue)) and chunked is None:
+        if (self._full or not queue) and chunked is None:
             return []
         seats = self._seats()
         if seats <= 0 and chunked is None:
@@ -254,7 +268,7 @@ class Sglang:
         self._log((self._next, request.index, PREEMPT, request.computed, -1))
         request.computed = 0
 
-    def _step(self, works: list[Work], decodes: bool, retracted: Sequence[Request]) -> Step:
+    def _step(self, works: Sequence[Work], decodes: bool, retracted: Sequence[Request]) -> Step:
         """Count what was planned as done, and say what it is."""
         running, number = self.running, self._next
         self._next = number + 1
@@ -271,7 +285,7 @@ class Sglang:
             self._last = LastBatch([work.request for work in works], decodes)
         else:
             features = Features(0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0)
-        barred = self._full or not len(self.queue)
+        barred = self._full or not self.queue
         self._alike = barred and not (works or ended or retracted)
         self._flight = Planned(number, works, ended)
         return Step(
@@ -279,7 +293,7 @@ class Sglang:
             PACKED,
             tuple(works),
             group if decodes else NOBODY,
-            tuple(retracted),
+            tuple(retracted) if retracted else (),
             features,
             len(self.queue),
             held,
@@ -303,6 +317,7 @@ class Sglang:
         self._flight = None
         if not planned.works and not planned.ended:
             return ()
+        self._stirred = True
         finished = []
         for work in planned.works:
             request = work.request
@@ -330,21 +345,21 @@ class Sglang:
         if not self._alike:
             return 1
         group, free = self.running.group, self.blocks.free
-        if self.memory.radix is not None and self.limits.page_size > 1:
+        if self.memory.evicts_pages:
             free -= group.live  # SGLang evicts as if each opened a page
         return 1 + group.steps_within(max(free, 0), min(group.until_end(), most - 1))
 
     def advance(self, step: Step, steps: int) -> tuple[Step, Sequence[int]]:
         """Count the last planned step as `steps` equal ones."""
-        used = [step.blocks_used]
         planned = self._flight
         if steps == 1 or planned is None:
-            return step, used
-        for count in self.running.group.opening_run(steps - 1):
-            used.append(used[-1] + count)
+            return step, [step.blocks_used]
+        opening = self.running.group.opening_run(steps - 1)
+        used = list(accumulate(opening, initial=step.blocks_used))
         self.blocks.take(used[-1] - used[0])
         self.ratio.decay(steps - 1)
         planned.id += steps - 1
         planned.ended = self.running.advance(steps - 1)
+        self._alike = not planned.ended
         self._next = planned.id + 1
         return step._replace(id=planned.id), used
