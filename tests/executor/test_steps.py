@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine import Engine, Loaded
+from executor.execute import PageBlocks
 from executor.flash import FlashAttention
 from executor.model import Transformer
 from executor.sdpa import Sdpa
+from executor.steps import Steps
 from executor.tokens import Tokens
 from executor.weights import randomise
 from policies.compose import NAMED, Settings, choose, compose
@@ -45,13 +46,15 @@ class Run:
     def __init__(self, prompts, outputs, how, policy, layout=None, hashes=None, backend=None,
                  only=None, graphs=(), dtype=torch.float32, block=BLOCK):  # fmt: skip
         tokens = Tokens(prompts, outputs, SHAPE.vocab, 5, hashes)
-        self.engine = Engine(
-            Loaded(model(dtype), backend or Sdpa()), tokens, how.usable_blocks, block,
-            MAX_MODEL_LEN, graphs, record=lambda run: run,
+        self.steps = Steps(
+            model(dtype), backend or Sdpa(), tokens, how.usable_blocks, block, MAX_MODEL_LEN,
+            graphs, record=lambda run: run,
         )  # fmt: skip
         recorder = Recorder()
         self.planner = compose(choose(policy, layout), how, recorder)
-        self.planner.blocks.listener = self.engine.pager
+        if how.enable_prefix_caching:
+            self.planner.blocks = PageBlocks(how.usable_blocks, block)
+        self.planner.blocks.listener = self.steps.pager
         self.core = Core(self.planner, recorder, MAX_MODEL_LEN)
         for i in range(len(prompts)) if only is None else only:
             full = () if hashes is None else tuple(hashes.row(i)[: prompts[i] // block].tolist())
@@ -67,8 +70,8 @@ class Run:
         self.outputs = [tokens.output(i).tolist() for i in range(len(prompts))]
 
     def step(self, step: Step) -> None:
-        self.engine.run(step)
-        held = self.engine.cache.pages - self.engine.pager.free
+        self.steps.run(step)
+        held = self.steps.cache.pages - self.steps.pager.free
         if isinstance(step.layout, Packed) and not self.planner.blocks.caching:
             assert held <= step.blocks_used
         f = step.features
@@ -106,9 +109,9 @@ def test_requests_alone_generate_different_things():
 def test_greedy_tokens_are_the_same_under_every_policy(policy):
     run = Run(PROMPTS, OUTPUTS, settings(), policy)
     assert run.outputs == alone()
-    assert run.engine.counter.slots == run.slots
-    assert run.engine.counter.pairs == run.pairs
-    assert run.engine.pager.free == 200
+    assert run.steps.counter.slots == run.slots
+    assert run.steps.counter.pairs == run.pairs
+    assert run.steps.pager.free == 200
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_greedy_tokens_are_the_same_under_every_policy(policy):
 def test_greedy_tokens_are_the_same_in_every_layout(policy, layout, changes):
     run = Run(PROMPTS, OUTPUTS, settings(**changes), policy, layout)
     assert run.outputs == alone()
-    assert (run.engine.counter.slots, run.engine.counter.pairs) == (run.slots, run.pairs)
+    assert (run.steps.counter.slots, run.steps.counter.pairs) == (run.slots, run.pairs)
 
 
 def test_greedy_tokens_survive_preemption():
@@ -134,7 +137,7 @@ def test_greedy_tokens_survive_preemption():
     run = Run(PROMPTS, OUTPUTS, how, "chunked-prefill")
     assert run.preemptions > 3
     assert run.outputs == alone()
-    assert run.engine.pager.free == 24
+    assert run.steps.pager.free == 24
 
 
 def test_prefix_hits_reuse_pages_and_change_nothing():
@@ -154,7 +157,7 @@ def test_prefix_hits_reuse_pages_and_change_nothing():
         run = Run(prompts, outputs, how, "chunked-prefill", hashes=hashes)
         assert run.tokens < plain.tokens - 500, "no hits"
         assert run.outputs == plain.outputs
-        assert run.engine.counter.pairs == run.pairs
+        assert run.steps.counter.pairs == run.pairs
     assert run.preemptions
 
 
@@ -169,8 +172,8 @@ def test_decode_graphs_pad_and_change_nothing(monkeypatch):
     ]  # fmt: skip
     plain, graphed = runs
     assert graphed.outputs == plain.outputs
-    assert graphed.engine.counter.pairs == plain.engine.counter.pairs == plain.pairs
-    assert graphed.engine.counter.slots > plain.slots  # three decodes are computed as four
+    assert graphed.steps.counter.pairs == plain.steps.counter.pairs == plain.pairs
+    assert graphed.steps.counter.slots > plain.slots  # three decodes are computed as four
 
 
 def test_sdpa_decodes_cannot_be_recorded():
