@@ -129,7 +129,7 @@ class RunningBatch:
         return request.end_tick + 1 - self.group.tick
 
     def each_ahead(self) -> list[tuple[int, int, int]]:
-        """Of each that goes on: outputs still to come, its place, tokens held; in no order, O(n)."""
+        """Outputs still to come, place and tokens held of each that goes on; no order, O(n)."""
         tick = self.group.tick
         return [(r.end_tick + 1 - tick, r.seq, tick + r.offset + 1) for r in self._live]
 

@@ -125,9 +125,7 @@ class Memory:
             tokens, held = self._held[request]
             self._insert(self.radix, request)
             prompt = self.floor(request.prompt)
-            if held.end == prompt < self.floor(request.computed):
-                self.radix.use(held)
-            elif 0 < prompt < self.floor(request.computed):
+            if 0 < prompt < self.floor(request.computed) and held.end != prompt:
                 self.radix.insert(tokens, prompt)  # an end of its own
         self._release(request)
 

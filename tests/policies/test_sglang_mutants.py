@@ -400,22 +400,21 @@ MUTANTS = (
         "outputs are cached at the finish",
         Memory,
         "finish",
-        "node = self._insert(self.radix, request)",
-        "request.computed, end = min(request.prompt, request.computed), request.computed; "
-        "node = self._insert(self.radix, request); request.computed = end",
+        "self._insert(self.radix, request)",
+        "pass",
     ),
     Mutant(
         "duplicate slots are given back",
         Memory,
         "_insert",
-        "self.blocks.free += max(0, known - own) // self.page_size",
+        "self.blocks.free += (known - held.end) // self.page_size",
         "pass",
     ),
     Mutant(
         "a finished prompt ends in a node of its own",
         Memory,
         "finish",
-        "0 < self.floor(request.prompt) < node.end",
+        "0 < prompt < self.floor(request.computed) and held.end != prompt",
         "False",
     ),
     Mutant(
@@ -438,6 +437,9 @@ MUTANTS = (
         "take_decode",
         "self.find(live * self.page_size)",
         "pass",
+    ),
+    Mutant(
+        "an insert touches the path that was held", RadixCache, "insert", "self.use(held)", "pass"
     ),
     Mutant("a match touches its path", RadixCache, "match", "self._touch(used)", "pass"),
     Mutant("an insert touches its path", RadixCache, "insert", "self._touch(child)", "pass"),
