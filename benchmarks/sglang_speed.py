@@ -5,13 +5,16 @@
 
 Every request waits from the start, memory and seats are always spoken for, and a step takes the
 same time under both, so that what is measured is the planning. Steps are not the same in number:
-SGLang's prefills go alone. So the figure is steps a second, best of some runs.
+SGLang's prefills go alone. So the figure is steps a CPU second. The machine's speed drifts, so every
+run stands beside one of `chunked-prefill`, and the figures are medians over the repeats.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -64,33 +67,35 @@ VARIANTS: dict[str, Callable[[Recorder], Planner]] = {
 
 
 def measure(make: Callable[[Recorder], Planner], count: int, jump: bool) -> tuple[int, float]:
-    """Steps of one run, and its seconds."""
+    """Steps of one run, and steps a CPU second."""
     recorder = Recorder()
     core = Core(make(recorder), recorder)
     waiting = list(requests(count))
-    begin = time.perf_counter()
+    gc.collect()
+    begin = time.process_time()
     simulate(iter(waiting), [(core, recorder)], FixedCost(0.02), Options(jump=jump))
-    seconds = time.perf_counter() - begin
-    return len(recorder.ends), seconds
+    seconds = time.process_time() - begin
+    return len(recorder.ends), len(recorder.ends) / seconds
 
 
 def main() -> None:
     """Measure all variants, stepping and jumping."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     for jump in (False, True):
-        print(
-            f"{'jumping' if jump else 'stepping':32} {'steps':>8} {'steps/s':>10} {'relative':>9}"
-        )
-        base = 0.0
+        mode = "jumping" if jump else "stepping"
+        print(f"{mode:32} {'steps':>8} {'steps/s':>10} {'relative':>9}")
         for name, make in VARIANTS.items():
-            runs = [measure(make, arguments.requests, jump) for _ in range(arguments.repeat)]
-            steps = runs[0][0]
-            speed = steps / min(seconds for _, seconds in runs)
-            base = base or speed
-            print(f"{name:32} {steps:8,} {speed:10,.0f} {speed / base:9.2f}")
+            speeds, relative, steps = [], [], 0
+            for _ in range(arguments.repeat):
+                _, base = measure(vllm, arguments.requests, jump)
+                steps, speed = measure(make, arguments.requests, jump)
+                speeds.append(speed)
+                relative.append(speed / base)
+            speed, share = statistics.median(speeds), statistics.median(relative)
+            print(f"{name:32} {steps:8,} {speed:10,.0f} {share:9.2f}")
 
 
 if __name__ == "__main__":
