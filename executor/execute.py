@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from executor.cache import KVCache
 from executor.driver import Driver, InThread, Launcher, Spent, Stop, stop_on_interrupt
 from executor.graphs import Graphs, capture_sizes
 from executor.inputs import Inputs
-from executor.memory import Room, check_weights, room
+from executor.memory import check_weights, room
 from executor.model import DTYPES, Transformer, fused
 from executor.pages import Pager
 from executor.runner import Runner
@@ -105,23 +105,16 @@ class Engine:
         }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured:
     """What a run left behind."""
 
     recorder: Recorder
     spent: Spent
     interrupted: bool
-    slots: float
-    """Token slots that the model counted, and query-key pairs; the record must say the same."""
-    pairs: float
-    room: Room
-    settings: Settings
     tokens: Tokens
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-Requests = Callable[[], Iterator[Request]]
+    facts: dict[str, Any]
+    """Memory, times, and the slots and pairs that the model counted itself, for the record."""
 
 
 def measure(
@@ -171,7 +164,9 @@ def measure(
     threaded = InThread(runner) if depth > 1 and device.type == "cpu" else None
     launcher: Launcher = threaded or runner
 
-    def drive(requests: Iterator[Request], stop: Stop, told: Callable[[int], None] | None) -> Any:
+    def drive(
+        requests: Iterator[Request], stop: Stop, told: Callable[[int], None] | None
+    ) -> tuple[Recorder, Spent]:
         recorder = Recorder()
         planner = compose(point, settings, recorder)
         _attach(planner, settings, pager)
@@ -189,10 +184,17 @@ def measure(
     finally:
         if threaded is not None:
             threaded.close()
-    return Measured(
-        recorder, spent, stop.asked, counter.slots - before[0], counter.pairs - before[1],
-        memory, settings, tokens, {"peak_memory_bytes": _peak_bytes(device)},
-    )  # fmt: skip
+    facts = {
+        "kv_blocks": memory.blocks,
+        "kv_blocks_from": memory.why,
+        "wall_s": spent.wall_s,
+        "model_s": spent.model_s,
+        "idle_s": spent.idle_s,
+        "computed_slots": counter.slots - before[0],
+        "computed_pairs": counter.pairs - before[1],
+        "peak_memory_bytes": _peak_bytes(device),
+    }
+    return Measured(recorder, spent, stop.asked, tokens, facts)
 
 
 def _attach(planner: Planner, settings: Settings, pager: Pager) -> None:

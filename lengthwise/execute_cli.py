@@ -1,0 +1,94 @@
+"""The command `execute`: a trace under one policy, on a real model and a real clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lengthwise.config import RunConfig
+from lengthwise.execute import SIMULATED, How, run_on_model
+from lengthwise.flags import takes_run_flags
+from lengthwise.replay_cli import (
+    Config,
+    Force,
+    Json,
+    Out,
+    Quiet,
+    Source,
+    _fields,
+    _finish,
+    _new_name,
+    _notes,
+    _reports,
+    _show,
+)
+
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; fp32 on a CPU, else bf16.")
+]
+Attention = Annotated[
+    str | None,
+    typer.Option("--attention", help="flash-attn, varlen or sdpa; the best that works."),
+]
+Weights = Annotated[
+    Path | None, typer.Option("--weights", help="A Hugging Face folder; random weights if not.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="All requests arrive at once.")]
+Scale = Annotated[
+    str | None,
+    typer.Option("--scale-lengths", help="All lengths times X; auto: so that the longest fits."),
+]
+
+
+@takes_run_flags(*SIMULATED)
+def execute(
+    trace: Source = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    attention: Attention = None,
+    weights: Weights = None,
+    offline: Offline = False,
+    scale_lengths: Scale = None,
+    config: Config = None,
+    out: Out = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    *,
+    asked: dict[str, Any],
+) -> None:
+    """Run a trace under one policy on a real model, with arrivals at their real times.
+
+    For example: lengthwise execute chat --limit 50 --policy continuous --model tiny
+    """
+    from lengthwise.api import read_trace
+    from lengthwise.console import progress, refusals, replay_table
+    from serving.folder import ensure_free
+
+    fields = _fields(trace, config, asked)
+    for name in SIMULATED:  # a simulated record's config.json has them too
+        fields.pop(name, None)
+    settings = RunConfig.of(**fields)
+    folder = out or _new_name(Path("runs"), f"{settings.policy}-measured")
+    ensure_free(folder, force)
+    requests = read_trace(settings)
+    how = How(device, dtype, attention, weights, offline, scale_lengths)
+    with progress("executing", len(requests), quiet or as_json) as bar:
+        record = run_on_model(settings, requests, how, _reports(bar))
+    record.save(folder, force)
+    if as_json:
+        typer.echo(json.dumps(record.summary, allow_nan=False))
+    else:
+        _show(replay_table(record), refusals(record))
+        _notes(record.notes, quiet)
+        c = record.config
+        typer.echo(
+            f"measured on {c['device']}, {c['dtype']}, {c['attention']} attention, "
+            f"{c['kv_blocks']} KV blocks ({c['kv_blocks_from']})"
+        )
+        typer.echo(f"record: {folder}")
+    _finish([record.summary], record.config)
