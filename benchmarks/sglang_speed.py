@@ -5,8 +5,8 @@
 
 Every request waits from the start, memory and seats are always spoken for, and a step takes the
 same time under both, so that what is measured is the planning. Steps are not the same in number:
-SGLang's prefills go alone. So the figure is steps a CPU second. The machine's speed drifts, so every
-run stands beside one of `chunked-prefill`, and the figures are medians over the repeats.
+SGLang's prefills go alone. So the figure is steps a CPU second. The machine's speed drifts, so
+every run stands beside one of `chunked-prefill`, and the figures are medians over the repeats.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ class RadixCache:
         Args:
             tokens: the sequence.
             upto: how many of its tokens.
-            held: a node on the sequence's path, no further than `upto`; the walk begins there.
+            held: a locked node on the sequence's path, no further than `upto`: the walk begins
+                there, and the lock moves to the node that is returned.
 
         Returns:
             The node at their end, and how many of them were cached before.
@@ -117,17 +118,19 @@ class RadixCache:
         upto -= upto % self.page_size
         node = self.root
         if held is not None:
-            self.use(held)
+            self._use(held)
             node = held
         while (child := self._child(node, tokens, upto)) is not None:
             self._touch(child)
             node = self._shared_part(child, tokens, upto)
+        if held is not None:
+            self._lock(node, held)
         known = node.end
         if known < upto:
-            node = self._add(node, tokens, upto)
+            node = self._add(node, tokens, upto, locks=int(held is not None))
         return node, known
 
-    def use(self, node: Node) -> None:
+    def _use(self, node: Node) -> None:
         """The path to a node counts as used, leaf last."""
         path = []
         while node.parent is not None:
@@ -136,14 +139,13 @@ class RadixCache:
         for used in reversed(path):
             self._touch(used)
 
-    def lock(self, node: Node, held: Node | None = None) -> None:
-        """Keep a node and all above it until `unlock`.
+    def lock(self, node: Node) -> None:
+        """Keep a node and all above it until `unlock`."""
+        self._lock(node, self.root)
 
-        Args:
-            node: what to keep.
-            held: one above it, or itself, whose lock moves down to it.
-        """
-        while node is not held and node.parent is not None:
+    def _lock(self, node: Node, above: Node) -> None:
+        """Lock the path from `node` up to `above`, which is left as it is."""
+        while node is not above and node.parent is not None:
             if not node.locks:
                 self.evictable -= node.end - node.start
             node.locks += 1
@@ -192,7 +194,7 @@ class RadixCache:
         """The child that shares at least a page with the sequence."""
         if node.end >= upto:
             return None
-        return node.children.get(self._key(tokens, node.end))
+        return node.children.get(tokens.owner(node.end + self.page_size - 1))
 
     def _shared_part(self, node: Node, tokens: Tokens, upto: int) -> Node:
         """The node, or its upper part where only that is shared."""
@@ -229,13 +231,15 @@ class RadixCache:
         self._touch(node)
         return upper
 
-    def _add(self, parent: Node, tokens: Tokens, end: int) -> Node:
+    def _add(self, parent: Node, tokens: Tokens, end: int, locks: int) -> Node:
         node = Node(parent, parent.end, end, tokens)
         parent.children[self._key(tokens, parent.end)] = node
-        self.tokens += len(node)
-        self.evictable += len(node)
         self._touch(node)
-        self._enqueue(node)
+        self.tokens += end - parent.end
+        node.locks = locks
+        if not locks:
+            self.evictable += end - parent.end
+            self._enqueue(node)
         return node
 
     def _remove(self, node: Node) -> None:

@@ -138,7 +138,6 @@ class Memory:
         tokens, held = self._held[request]
         node, known = radix.insert(tokens, request.computed, held)
         self.blocks.free += (known - held.end) // self.page_size
-        radix.lock(node, held)
         self._held[request] = tokens, node
 
     def _release(self, request: Request) -> None:

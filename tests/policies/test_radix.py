@@ -150,6 +150,7 @@ def test_it_does_what_a_tree_of_single_tokens_does(page: int, hash_tokens: int, 
     cache, plain = RadixCache(page, hash_tokens), PlainTree(page)
     requests = some_requests(rng, 12, hash_tokens)
     locked: list[tuple[Node, Plain]] = []
+    running: list[tuple[Request, Node, Plain]] = []  # requests that hold the path to where they are
     for _ in range(250):
         request = rng.choice(requests)
         upto = rng.randrange(1, request.prompt + 20)
@@ -162,6 +163,20 @@ def test_it_does_what_a_tree_of_single_tokens_does(page: int, hash_tokens: int, 
                 cache.lock(node)
                 plain.lock(other, 1)
                 locked.append((node, other))
+        elif deed < 0.45:
+            cache.lock(node := cache.match(cache.sequence(request), upto))
+            plain.lock(other := plain.match(tokens), 1)
+            running.append((request, node, other))
+        elif deed < 0.6 and running:
+            request, node, other = running.pop(rng.randrange(len(running)))
+            upto = node.end + rng.randrange(20)
+            node, known = cache.insert(cache.sequence(request), upto, node)
+            before = other
+            other, also = plain.insert(word(request, hash_tokens, upto))
+            plain.lock(other, 1)
+            plain.lock(before, -1)
+            assert (node.end, known) == (other.depth(), also)
+            running.append((request, node, other))
         elif deed < 0.75:
             node, known = cache.insert(cache.sequence(request), upto)
             other, also = plain.insert(tokens)
@@ -176,7 +191,7 @@ def test_it_does_what_a_tree_of_single_tokens_does(page: int, hash_tokens: int, 
             assert cache.evict(count) == plain.evict(count)
         assert cache.evictable == plain.evictable()
         assert cache.tokens == sum(len(n.tokens) for n in plain.nodes())
-    for node, _ in locked:
+    for node in (*(node for node, _ in locked), *(node for _, node, _ in running)):
         cache.unlock(node)
     assert cache.evictable == cache.tokens
     everything = cache.tokens

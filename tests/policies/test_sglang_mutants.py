@@ -439,7 +439,7 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
-        "an insert touches the path that was held", RadixCache, "insert", "self.use(held)", "pass"
+        "an insert touches the path that was held", RadixCache, "insert", "self._use(held)", "pass"
     ),
     Mutant("a match touches its path", RadixCache, "match", "self._touch(used)", "pass"),
     Mutant("an insert touches its path", RadixCache, "insert", "self._touch(child)", "pass"),
