@@ -82,7 +82,7 @@ class Buckets:
     def __init__(self, bounds: Sequence[int], make: Callable[[], Queue]) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [make() for _ in range(len(self.bounds) + 1)]
-        self._arrived: deque[Request] = deque()
+        self._arrived = Ranked(lambda r: (r.arrival,))  # may hold some that wait no more
         self._count = 0
 
     def bucket(self, request: Request) -> Queue:
@@ -92,20 +92,20 @@ class Buckets:
     def oldest(self) -> Request | None:
         """The one that has waited longest, whatever its bucket."""
         arrived = self._arrived
-        while arrived and arrived[0].status is not Status.WAITING:
-            arrived.popleft()
-        return arrived[0] if arrived else None
+        while (first := arrived.peek()) is not None and first.status is not Status.WAITING:
+            arrived.pop()
+        return first
 
     def push(self, request: Request) -> None:
         """Put it into its bucket."""
         self.bucket(request).push(request)
-        self._arrived.append(request)
+        self._arrived.push(request)
         self._count += 1
 
     def push_front(self, request: Request) -> None:
         """Put it first into its bucket."""
         self.bucket(request).push_front(request)
-        self._arrived.appendleft(request)
+        self._arrived.push(request)
         self._count += 1
 
     def peek(self) -> Request | None:

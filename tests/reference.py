@@ -140,7 +140,7 @@ class Planner:
         self.point, self.s = point, s
         self.budget = budget or 0
         self.pool = Pool(blocks, s.block_size, s.enable_prefix_caching)
-        self.waiting: list[Req] = []  # those who have waited longest first, preempted ones before
+        self.waiting: list[Req] = []  # in order of arrival, preempted ones in front
         self.events: list[tuple[int, int, str, int, int]] = []
         self.steps = 0
 
@@ -164,14 +164,15 @@ class Planner:
         if self.point.grouping == "bucketing":
             if not chosen or not seats:
                 return None
-            due = chosen[0].arrival + self.s.max_wait
+            oldest = min(chosen, key=lambda r: (r.arrival, r.index))
+            due = oldest.arrival + self.s.max_wait
             by_bucket = [
                 [r for r in chosen if self.bucket(r) == b]
                 for b in range(len(self.s.bucket_bounds) + 1)
             ]
             ready = [b for b in by_bucket if len(b) >= seats]
             if now >= due:
-                ready = [by_bucket[self.bucket(chosen[0])]]
+                ready = [by_bucket[self.bucket(oldest)]]
             if not ready:
                 return due
             chosen = ready[0]
