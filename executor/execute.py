@@ -152,8 +152,8 @@ def measure(
     settings = replace(settings, usable_blocks=memory.blocks, activations=memory.activations)
     tokens, warm = _tokens(trace, settings, shape.vocab, engine)
     cache = KVCache(shape, memory.blocks, size, dtype, device, engine.backend.heads_first)
-    pager, counter = Pager(memory.blocks, size, longest), Counter()
-    inputs = Inputs(tokens, cache, pager, engine.backend, counter)
+    counter = Counter()
+    inputs = Inputs(tokens, cache, Pager(memory.blocks, size, longest), engine.backend, counter)
     runner = Runner(engine.model, tokens)
     if device.type == "cuda" and engine.backend.capturable and point.layout == "packed":
         runner.replay = Graphs(
@@ -169,7 +169,9 @@ def measure(
     ) -> tuple[Recorder, Spent]:
         recorder = Recorder()
         planner = compose(point, settings, recorder)
-        _attach(planner, settings, pager)
+        # what the warm-up left in the prefix cache is forgotten, its pages with it
+        inputs.pager = Pager(memory.blocks, size, longest)
+        _attach(planner, settings, inputs.pager)
         core = Core(planner, recorder, settings.max_model_len)
         driver = Driver(core, recorder, inputs, launcher, depth, stop, told)
         return recorder, driver.run(requests)
