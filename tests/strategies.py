@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lengthwise.prepare import blocks_per_hash, requests_of
-from policies.compose import Point, Settings, budget, choose, compose
+from policies.compose import Point, Settings, budget, compose
 from policies.drain import Activations
 from serving.assemble import assemble
 from serving.core import Core
@@ -237,12 +237,17 @@ def requests(case: Case) -> Any:
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
 
-def real(case: Case, jump: bool = True) -> Tables:
-    """The request, step and event tables that the software makes of it."""
+def written(case: Case, jump: bool = True) -> Recorder:
+    """What the software writes down while it runs; its tables are made of this alone."""
     core, recorder = engine(case)
     how = Options(2 if case.settings.async_scheduling else 1, jump, case.cuda_graphs)
     simulate(requests(case), [(core, recorder)], cost_model(case.cost), how)
-    return assemble(case.trace, [recorder])
+    return recorder
+
+
+def real(case: Case, jump: bool = True) -> Tables:
+    """The request, step and event tables that the software makes of it."""
+    return assemble(case.trace, [written(case, jump)])
 
 
 def naive(case: Case) -> reference.Result:
@@ -275,11 +280,6 @@ def _keys(hashes: BlockHashes, i: int, prompt: int, size: int) -> list[tuple[int
     row, tokens = hashes.row(i).tolist(), hashes.block_tokens
     lasts = range(size - 1, prompt, size)
     return [(row[last // tokens], last % tokens) for last in lasts]
-
-
-def named(policy: str, layout: str | None = None, lifecycle: str | None = None) -> Point:
-    """The point of a named policy with overrides."""
-    return choose(policy, layout, lifecycle)
 
 
 def differences(tables: Tables, wanted: reference.Result) -> list[str]:
@@ -323,11 +323,14 @@ def _first(what: str, got: list[Any], want: list[Any]) -> list[str]:
     return []
 
 
-def same(one: Tables, other: Tables) -> bool:
-    """Whether two records are equal to the last bit."""
-    return all(a.equals(b) for a, b in zip(one, other, strict=True))
-
-
-def scaled(case: Case, **changes: Any) -> Case:
-    """The case with other settings."""
-    return replace(case, settings=replace(case.settings, **changes))
+def same(one: Recorder, other: Recorder) -> bool:
+    """Whether two runs wrote down the same, to the last bit."""
+    a, b = one.step_columns(), other.step_columns()
+    return (
+        a.keys() == b.keys()
+        and all(np.array_equal(a[name], b[name]) for name in a)
+        and np.array_equal(one.event_rows(), other.event_rows())
+        and one.waits == other.waits
+        and [(r.index, why) for r, why in one.refused]
+        == [(r.index, why) for r, why in other.refused]
+    )

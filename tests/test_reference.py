@@ -11,7 +11,7 @@ from tests.strategies import POINTS, Case, cases, differences, examples, naive, 
 
 @pytest.mark.parametrize("name", POINTS)
 @given(data=st.data())
-@examples(40)
+@examples(24)
 def test_the_record_is_the_reference(name: str, data: st.DataObject) -> None:
     case: Case = data.draw(cases([name]))
     assert differences(real(case), naive(case)) == []
