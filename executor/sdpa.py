@@ -41,6 +41,7 @@ class Sdpa:
         self._groups: tuple[Rows | None, list[_Group]] = (None, [])
         self._pad: tuple[Rectangle | None, Tensor] = (None, torch.empty(0))
         self._diagonal = torch.empty(0)
+        self._gathered = torch.empty(0), torch.empty(0)
 
     # Packed ------------------------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ class Sdpa:
                 )
             else:
                 pages = _page_heads(ragged.table[i : i + 1], int(length), kv)
-                keys, values = (_gather(x, pages, x.shape[2])[None, :, :length] for x in kv)
+                keys, values = (x[None, :, :length] for x in self._gather(kv, pages, kv.k.shape[2]))
                 self._after_context(q[mine], keys, values, out[mine])
         return out
 
@@ -97,9 +98,27 @@ class Sdpa:
             self._groups = (rows, _group(rows, kv))
         parts = []
         for group in self._groups[1]:
-            keys, values = (_gather(x, group.pages, group.mask.shape[0]) for x in kv)
+            keys, values = self._gather(kv, group.pages, group.mask.shape[0])
             parts.append(_dense(q[group.rows], keys, values, group.mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gather(self, kv: LayerKV, page_heads: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """Pages side by side, [batch, tokens, head_dim]; a batch entry is one KV head of one row.
+
+        The pages are stored head by head, so this copies runs of page_size * head_dim numbers,
+        into memory that is kept: fresh memory costs the CPU as much as the copy.
+        """
+        pages, page_size, kv_heads, head_dim = kv.k.shape
+        size = page_heads.shape[0], page_size * head_dim
+        if self._gathered[0].numel() < size[0] * size[1] or self._gathered[0].dtype != kv.k.dtype:
+            self._gathered = kv.k.new_empty(size).view(-1), kv.v.new_empty(size).view(-1)
+        found = []
+        for memory, kept in zip(kv, self._gathered, strict=True):
+            flat = memory.transpose(1, 2).view(pages * kv_heads, size[1])
+            out = kept[: size[0] * size[1]].view(size)
+            torch.index_select(flat, 0, page_heads, out=out)
+            found.append(out.view(batch, -1, head_dim))
+        return found[0], found[1]
 
     # Padded ------------------------------------------------------------------------------------
 
@@ -152,16 +171,6 @@ def _page_heads(table: Tensor, length: int, kv: LayerKV) -> Tensor:
     _, page_size, kv_heads, _ = kv.k.shape
     heads = torch.arange(kv_heads, dtype=table.dtype, device=table.device)[:, None]
     return (table[:, None, : -(-length // page_size)] * kv_heads + heads).view(-1)
-
-
-def _gather(memory: Tensor, page_heads: Tensor, batch: int) -> Tensor:
-    """Pages side by side, [batch, tokens, head_dim]; a batch entry is one KV head of one row.
-
-    The pages are stored head by head, so this copies runs of page_size * head_dim numbers.
-    """
-    pages, page_size, kv_heads, head_dim = memory.shape
-    flat = memory.transpose(1, 2).view(pages * kv_heads, page_size * head_dim)
-    return flat.index_select(0, page_heads).view(batch, -1, head_dim)
 
 
 def _dense(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

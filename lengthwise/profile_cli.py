@@ -1,0 +1,94 @@
+"""The command `profile`: times single steps of a model, for a cost model to be fitted to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def profile(
+    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write.")],
+    model: Annotated[
+        str, typer.Option("--model", help="A built-in model, a folder or a config.json.")
+    ] = "tiny",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; fp32 on a CPU, else bf16.")
+    ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option("--attention", help="flash-attn, varlen or sdpa; the best that works."),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", help="Tokens of a KV block.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="The whole grid, or a coarse one (the default).")
+    ] = False,
+    max_step_tokens: Annotated[
+        int | None, typer.Option("--max-step-tokens", help="Leave out larger steps.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Leave out longer sequences.")
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option("--gpu-memory-utilization", help="Share of the free memory for KV cache."),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Timings of each step; the median counts.")
+    ] = 5,
+    seed: Annotated[int, typer.Option("--seed", help="Of the order and the uneven lengths.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Time single steps of a model over a grid of shapes; interrupted, it goes on where it was.
+
+    For example: lengthwise profile --model tiny --device cpu --out profile.parquet
+    """
+    from lengthwise.console import progress
+    from serving.folder import FolderError
+    from sim.models import load_model
+
+    if out.exists() and not force:
+        raise FolderError(f"{out} exists; give another --out, or --force to replace it")
+    if not out.parent.is_dir():
+        raise FolderError(f"{out.parent}: no such folder; make it, or give another --out")
+    from executor import profiler as p
+    from executor.execute import Engine, Machine
+    from executor.grid import make_grid
+
+    shape = load_model(model)
+    weights = Path(model) if Path(model).is_dir() else None
+    engine = Engine(shape, Machine(device, dtype, attention, weights, seed), block_size)
+    cells = make_grid(
+        quick=not full,
+        most_slots=max_step_tokens or (16384 if full else 2048),
+        longest=max_model_len or shape.max_positions,
+        kv_tokens=p.free_kv_tokens(engine, share or (0.25 if device == "cpu" else 0.8)),
+        seed=seed,
+    )
+    facts = p.describe(engine, not full, cells)
+    if not as_json:
+        typer.echo(
+            f"{shape.name} on {facts['hardware']}, {facts['dtype']}, {facts['attention']} "
+            f"attention: {len(cells)} steps, {repeats} times each",
+            err=True,
+        )
+    measuring = p.Profiler(engine, cells)
+    with progress("timing", len(cells) * repeats, as_json) as bar:
+        times = p.measure(measuring, out, facts, repeats, seed, bar)
+    columns = p.table(measuring, times)
+    p.write(out, columns, facts)
+    spread = sorted(columns["spread"])[len(cells) // 2]
+    summary = {**facts, "rows": len(cells), "repeats": repeats, "median_spread": spread}
+    if as_json:
+        typer.echo(json.dumps(summary))
+    else:
+        typer.echo(f"median spread of repeats: {100 * spread:.1f}%")
+        typer.echo(f"profile: {out}")
