@@ -178,9 +178,10 @@ def measure(
     done = _resume(partial, head, len(cells))
     total = sum(len(times) for times in done)
     random = np.random.default_rng(seed)
-    with partial.open("a", encoding="utf-8") as file:
-        if not partial.stat().st_size:
-            file.write(json.dumps(head) + "\n")
+    kept = [[i, *timing] for i, timings in enumerate(done) for timing in timings]
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (head, *kept))
+        file.flush()
         for cell in cells:
             profiler.time(cell)  # what is built or paged in for the first time is not its cost
         for round_ in range(repeats):
