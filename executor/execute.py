@@ -13,15 +13,13 @@ import numpy as np
 import torch
 
 from executor import backends
-from executor.attention import Backend, Counter
-from executor.cache import KVCache
+from executor.attention import Backend
 from executor.driver import Driver, InThread, Launcher, Spent, Stop, stop_on_interrupt
-from executor.graphs import Graphs, capture_sizes
-from executor.inputs import Inputs
+from executor.graphs import capture_sizes
 from executor.memory import check_weights, room
 from executor.model import DTYPES, Transformer, fused
 from executor.pages import Pager
-from executor.runner import Runner
+from executor.steps import Steps
 from executor.tokens import Tokens
 from executor.weights import load, randomise
 from policies.compose import Point, PolicyChoiceError, Settings, budget, compose
@@ -151,18 +149,13 @@ def measure(
     memory = room(shape, dtype, device, point, settings, trace, most, override, share)
     settings = replace(settings, usable_blocks=memory.blocks, activations=memory.activations)
     tokens, warm = _tokens(trace, settings, shape.vocab, engine)
-    cache = KVCache(shape, memory.blocks, size, dtype, device, engine.backend.heads_first)
-    counter = Counter()
-    inputs = Inputs(tokens, cache, Pager(memory.blocks, size, longest), engine.backend, counter)
-    runner = Runner(engine.model, tokens)
-    if device.type == "cuda" and engine.backend.capturable and point.layout == "packed":
-        runner.replay = Graphs(
-            capture_sizes(settings.max_num_seqs), cache, engine.backend, longest,
-            tokens.nowhere, counter, runner.forward,
-        ).replay  # fmt: skip
+    recorded = device.type == "cuda" and engine.backend.capturable and point.layout == "packed"
+    graphs = capture_sizes(settings.max_num_seqs) if recorded else ()
+    steps = Steps(engine.model, engine.backend, tokens, memory.blocks, size, longest, graphs)
+    inputs, counter = steps.inputs, steps.counter
     depth = 2 if settings.async_scheduling else 1
-    threaded = InThread(runner) if depth > 1 and device.type == "cpu" else None
-    launcher: Launcher = threaded or runner
+    threaded = InThread(steps.runner) if depth > 1 and device.type == "cpu" else None
+    launcher: Launcher = threaded or steps.runner
 
     def drive(
         requests: Iterator[Request], stop: Stop, told: Callable[[int], None] | None

@@ -84,11 +84,12 @@ def test_drains_with_two_steps_in_flight(
     assert outputs(found, mixed()) == plain
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("hash_tokens", [16, 32, 24])
+@pytest.mark.parametrize(
+    ("hash_tokens", "asynchronous"), [(16, False), (32, False), (32, True), (24, True)]
+)
 def test_cached_prefixes(model: Engine, hash_tokens: int, asynchronous: bool) -> None:
     """One, two and one and a half KV blocks a hash, with evictions and preemptions."""
-    trace = mixed(hash_tokens=hash_tokens)
+    trace = mixed(24, hash_tokens=hash_tokens)
     found = run(
         model, trace, "chunked-prefill", 21, max_num_batched_tokens=64,
         enable_prefix_caching=True, async_scheduling=asynchronous,
