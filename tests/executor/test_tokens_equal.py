@@ -96,5 +96,5 @@ def test_cached_prefixes(model: Engine, hash_tokens: int, asynchronous: bool) ->
     )  # fmt: skip
     events = found.recorder.event_rows()
     assert count(found, PREEMPT) > 0
-    assert np.count_nonzero(events[events[:, 2] == ADMIT, 3]) > 10  # admitted with hits
+    assert np.count_nonzero(events[events[:, 2] == ADMIT, 3]) > 5  # admitted with hits
     assert outputs(found, trace) == expected(model, trace, found.tokens)
