@@ -12,6 +12,8 @@ import typer
 COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("lengthwise.replay_cli:replay", "Replay a trace under one policy, simulated."),
     "compare": ("lengthwise.replay_cli:compare", "Replay a trace under several policies."),
+    "execute": ("lengthwise.execute_cli:execute", "Run a trace on a real model, measured."),
+    "profile": ("lengthwise.profile_cli:profile", "Time single steps of a model on this machine."),
     "trace": ("lengthwise.trace_cli:app", "Describe, check, convert, cut and make traces."),
     "report": ("lengthwise.report_cli:report", "Write a web page on runs."),
     "timeline": ("lengthwise.report_cli:timeline", "Write a run as a Perfetto trace."),
