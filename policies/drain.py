@@ -56,14 +56,28 @@ class DrainRoom:
 
     def slots(self, request: Request) -> int:
         """Prompt slots of the batch, padding included, if the request joined too."""
-        return self._with(request).slots
+        return self.grown(request).slots
 
     def fits(self, request: Request) -> bool:
         """Whether there is a seat and memory for it too."""
-        return self.seats > 0 and self._planner.holds(self._with(request))
+        return self.seats > 0 and self._planner.holds(self.grown(request))
 
     def take(self, request: Request) -> None:
-        """It joins the batch."""
+        """It joins the batch.
+
+        Raises:
+            ValueError: it was taken before, or it does not fit.
+        """
+        if request.status is not Status.WAITING:
+            raise ValueError(
+                f"the policy takes request {request.index} twice: pop it from the queue first"
+            )
+        if not self.fits(request):
+            raise ValueError(
+                f"the policy takes request {request.index}, for which there is no seat or no "
+                "memory: ask room.fits(request) first"
+            )
+        request.status = Status.RUNNING
         self._packed = Footprint(
             self._packed.blocks + self._planner.blocks.ceil(request.prompt + request.output),
             self._packed.slots + request.prompt,
@@ -72,7 +86,8 @@ class DrainRoom:
         self._longest_output = max(self._longest_output, request.output)
         self.requests.append(request)
 
-    def _with(self, request: Request) -> Footprint:
+    def grown(self, request: Request) -> Footprint:
+        """The memory of the batch if the request joined too."""
         planner = self._planner
         if planner.padding is None:
             own = planner.blocks.ceil(request.prompt + request.output)
@@ -184,12 +199,11 @@ class Drain:
 
     def refusal(self, request: Request) -> str | None:
         """One row of it, padded as it would be alone, is too large for the memory."""
-        room = DrainRoom(self)
-        room.take(request)
-        need = room.footprint()
+        need = DrainRoom(self).grown(request)
         if self.holds(need):
             return None
-        shape = f"padded to {room.width()}" if room.width() else f"of {request.prompt} tokens"
+        width = 0 if self.padding is None else self.padding.width(request.prompt)
+        shape = f"padded to {width}" if width else f"of {request.prompt} tokens"
         return (
             f"one row {shape} with {request.output} outputs needs {need.blocks} KV blocks and "
             f"{need.slots} slots, over the memory ({self.blocks.usable} blocks)"
@@ -235,7 +249,6 @@ class Drain:
         number = self._next
         for row, work in enumerate(works):
             request = work.request
-            request.status = Status.RUNNING
             request.row = row if batch.width else -1
             self._log((number, request.index, ADMIT, 0, request.row))
             self._log((number, request.index, CHUNK, request.prompt, request.row))

@@ -257,12 +257,16 @@ def test_those_who_finish_together_are_named_in_the_order_of_their_rows(padding:
 
 
 def test_live_rows_fall_as_outputs_end() -> None:
-    items = [Request(i, 0.0, 5, n) for i, n in enumerate((1, 2, 4, 0))]
-    steps = run(drain(), items)
+    def items() -> list[Request]:
+        return [Request(i, 0.0, 5, n) for i, n in enumerate((1, 2, 4, 0))]
+
+    padded = items()
+    steps = run(drain(), padded)
     assert [step.running for step in steps] == [4, 2, 1, 1]
     assert [step.features.decode_rows for step in steps] == [0, 4, 4, 4]
-    assert all(request.status is Status.FINISHED for request in items)
-    assert [step.features.decode_rows for step in run(drain(padding=None), items)] == [0, 2, 1, 1]
+    assert all(request.status is Status.FINISHED for request in padded)
+    packed = run(drain(padding=None), items())
+    assert [step.features.decode_rows for step in packed] == [0, 2, 1, 1]
 
 
 def test_rows_are_fixed_until_the_drain_and_members_are_those_that_emit() -> None:
@@ -327,3 +331,20 @@ def test_a_batch_forgets_nobody() -> None:
     assert [r.index for r in ended] == [0, 2, 1, 3]
     assert batch.live == batch.context == 0
     assert [r.sampled for r in rows] == [2, 5, 2, 9]
+
+
+def test_whoever_holds_pages_is_told_when_a_row_is_given_up() -> None:
+    class Pages:
+        def __init__(self) -> None:
+            self.freed: list[tuple[int, int]] = []
+
+        def released(self, request: Request, cached: int) -> None:
+            self.freed.append((request.index, cached))
+
+        def evicted(self, block: object) -> None: ...
+
+    blocks, pages = Blocks(20, 4), Pages()
+    blocks.listener = pages
+    run(drain(blocks=blocks), [Request(i, 0.0, 5, n) for i, n in enumerate((3, 1))])
+    assert pages.freed == [(0, 0), (1, 0)]
+    assert blocks.used == 0

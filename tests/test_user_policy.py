@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lengthwise
 from policies.compose import PolicyChoiceError
 from policies.load import load_policy
 from sim.engine import PolicyError
+from traces import Trace
+
+LIFECYCLES = ("drain",)
 
 PAIRS = '''
 from serving.step import Wait
@@ -47,6 +50,30 @@ class Seated:
         self.most = settings.max_num_seqs
 
     form = Pairs.form
+
+
+class Greedy:
+    """Takes whatever waits, whether there is room or not."""
+
+    def form(self, queue, room, now):
+        while len(queue):
+            room.take(queue.pop())
+
+
+class Peeks:
+    """Forgets to take its request out of the queue."""
+
+    def form(self, queue, room, now):
+        if queue.peek() is not None and room.fits(queue.peek()):
+            room.take(queue.peek())
+
+
+class Drops:
+    """Takes a request out of the queue and does nothing with it."""
+
+    def form(self, queue, room, now):
+        if len(queue):
+            queue.pop()
 
 
 from policies.drain import Drain
@@ -106,14 +133,31 @@ def test_a_policy_from_an_entry_point(module: Path, monkeypatch: pytest.MonkeyPa
     pairs = load_policy(f"{module}:Pairs")
 
     class Entry:
-        name = "pairs"
+        def __init__(self, name: str) -> None:
+            self.name = name
 
         def load(self) -> Any:
-            return pairs
+            return pairs if self.name == "pairs" else "no class"
 
-    monkeypatch.setattr("policies.load.entry_points", lambda group: [Entry()])
-    assert importlib.metadata is not None
+    monkeypatch.setattr("policies.load.entry_points", found := Found(Entry("else"), Entry("pairs")))
     assert load_policy("pairs") is pairs
+    assert run("pairs").summary["completed"] == 40
+    assert found.groups == {"lengthwise.policies"}
+    with pytest.raises(PolicyChoiceError, match="--policy else: a policy is a class with `form`"):
+        load_policy("else")
+    assert load_policy("static") == "static"  # nobody's entry point hides one of the six
+
+
+class Found:
+    """Entry points, and the groups that were asked for."""
+
+    def __init__(self, *entries: Any) -> None:
+        self.entries = entries
+        self.groups: set[str] = set()
+
+    def __call__(self, group: str) -> Any:
+        self.groups.add(group)
+        return self.entries
 
 
 @pytest.mark.parametrize(
@@ -144,6 +188,26 @@ def test_a_file_that_does_not_parse(tmp_path: Path) -> None:
 def test_a_policy_that_never_ends_is_stopped(module: Path, name: str, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
         run(f"{module}:{name}")
+
+
+@pytest.mark.parametrize("lifecycle", LIFECYCLES)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Greedy", "the policy takes request 2, for which there is no seat or no memory: ask"),
+        ("Peeks", "the policy takes request 0 twice: pop it from the queue first"),
+        ("Drops", "3 requests are left waiting"),
+    ],
+)
+def test_a_policy_that_breaks_the_rules_is_stopped(
+    module: Path, name: str, said: str, lifecycle: str
+) -> None:
+    three = Trace(np.zeros(3), np.full(3, 5), np.full(3, 4))
+    with pytest.raises(ValueError, match=said):
+        lengthwise.replay(
+            three, f"{module}:{name}", lifecycle=lifecycle, cost="fixed", step_ms=5.0,
+            max_num_seqs=2,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
