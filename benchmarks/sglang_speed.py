@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from policies.continuous import Continuous, Limits
+from policies.admission import Limits
+from policies.continuous import Continuous
 from policies.sglang import Sglang, SglangLimits
 from serving.blocks import Blocks
 from serving.core import Core, Planner

@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lengthwise.config import RunConfig
 from lengthwise.prepare import Prepared, prepare, requests_of
 from policies.compose import NAMED, compose
@@ -16,7 +18,9 @@ from serving.core import Core
 from serving.record import Record
 from serving.recorder import Recorder
 from serving.request import Request
+from serving.tables import STEPS
 from sim.engine import Options, simulate
+from sim.fitted import FittedCost
 from traces import Trace, load
 
 Progress = Callable[[int, int], None]
@@ -143,7 +147,18 @@ def finish(
     config = describe(ready)
     if interrupted:
         config["interrupted"] = True
-    return Record(config, *tables, notes=ready.notes)
+    return Record(config, *tables, notes=(*ready.notes, *extrapolated(ready, tables[1])))
+
+
+def extrapolated(ready: Prepared, steps: pd.DataFrame) -> list[str]:
+    """How much of a run under a fitted cost lies outside the shapes that were measured."""
+    if not isinstance(ready.cost, FittedCost):
+        return []
+    outside = ready.cost.outside({name: steps[name].to_numpy() for name in STEPS})
+    if not outside.any():
+        return []
+    seconds = (steps.end_s - steps.start_s)[outside].sum()
+    return [f"the fitted cost was extrapolated in {outside.sum():,} steps, {seconds:.3g} s"]
 
 
 def describe(ready: Prepared) -> dict[str, Any]:

@@ -8,23 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.config import RunConfig
-from lengthwise.execute import SIMULATED, How, run_on_model
-from lengthwise.flags import takes_run_flags
-from lengthwise.replay_cli import (
+from lengthwise.commands import (
     Config,
     Force,
     Json,
     Out,
     Quiet,
     Source,
-    _fields,
-    _finish,
-    _new_name,
-    _notes,
-    _reports,
-    _show,
+    finish,
+    given_fields,
+    new_name,
+    reports,
+    say,
+    show,
 )
+from lengthwise.config import RunConfig
+from lengthwise.execute import SIMULATED, How, run_on_model
+from lengthwise.flags import takes_run_flags
 
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[
@@ -69,26 +69,26 @@ def execute(
     from lengthwise.console import progress, refusals, replay_table
     from serving.folder import ensure_free
 
-    fields = _fields(trace, config, asked)
+    fields = given_fields(trace, config, asked)
     for name in SIMULATED:  # a simulated record's config.json has them too
         fields.pop(name, None)
     settings = RunConfig.of(**fields)
-    folder = out or _new_name(Path("runs"), f"{settings.policy}-measured")
+    folder = out or new_name(Path("runs"), f"{settings.policy}-measured")
     ensure_free(folder, force)
     requests = read_trace(settings)
     how = How(device, dtype, attention, weights, offline, scale_lengths)
     with progress("executing", len(requests), quiet or as_json) as bar:
-        record = run_on_model(settings, requests, how, _reports(bar))
+        record = run_on_model(settings, requests, how, reports(bar))
     record.save(folder, force)
     if as_json:
         typer.echo(json.dumps(record.summary, allow_nan=False))
     else:
-        _show(replay_table(record), refusals(record))
-        _notes(record.notes, quiet)
+        show(replay_table(record), refusals(record))
+        say(record.notes, quiet)
         c = record.config
         typer.echo(
             f"measured on {c['device']}, {c['dtype']}, {c['attention']} attention, "
             f"{c['kv_blocks']} KV blocks ({c['kv_blocks_from']})"
         )
         typer.echo(f"record: {folder}")
-    _finish([record.summary], record.config)
+    finish([record.summary], record.config)

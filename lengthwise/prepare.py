@@ -16,6 +16,7 @@ from policies.drain import Activations
 from policies.load import load_policy
 from serving.request import Request
 from sim.cost import CostModel
+from sim.fitted import FittedCost
 from sim.hardware import Hardware, load_hardware
 from sim.load import load_cost
 from sim.memory import kv_capacity
@@ -93,6 +94,11 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
     )
+    if isinstance(cost, FittedCost):
+        wanted = {"tp": config.tp or 1, "dtype": config.dtype}
+        if model is not None and config.model is not None:
+            wanted["model"] = model.name
+        notes += cost.differences(**wanted)
     settings, facts = _memory(config, settings, point, model, hardware)
     check(point, settings)
     if point.layout == "limit":

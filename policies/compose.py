@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from policies.continuous import Continuous, Limits
+from policies.admission import Limits
+from policies.continuous import Continuous
 from policies.drain import Activations, Drain
 from policies.grouping import Bucketing, Fcfs, Grouping, TokenBudget
 from policies.layout import Padding, PadToBucket, PadToLimit, PadToLongest

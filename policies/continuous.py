@@ -9,30 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+from policies.admission import Admission, Limits
 from policies.grouping import Fcfs, Grouping
+from policies.in_order import InOrder
 from serving.blocks import Blocks
 from serving.group import DecodeGroup
 from serving.queue import Queue
 from serving.recorder import ADMIT, CHUNK, FINISH, FIRST, PREEMPT, SKIP, Recorder
 from serving.request import Request, Status
 from serving.step import PACKED, Features, Step, Wait, Work, packed_features
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds a step, in vLLM's words."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0: no cap
-    watermark: float = 0.0  # share of the blocks that admission leaves free
-    reserve_full_isl: bool = True  # admission needs room for all known tokens, not just a chunk
-    priority: bool = False  # the victim is the least urgent request, not the newest
-    asynchronous: bool = False  # a step is planned while the one before it runs
 
 
 class Planned:
@@ -45,95 +32,6 @@ class Planned:
         self.ending = ending  # who samples a last token in it, or ends without one
         self.joined = joined  # who samples a token in it, completing its prompt, and goes on
         self.lost: Sequence[Request] = ()  # preempted since, with a token due from it
-
-
-class Admission:
-    """The token budget of one step, and the rules by which a waiting request joins it."""
-
-    def __init__(self, planner: Continuous) -> None:
-        self._planner = planner
-        self.budget = 0
-        self.cap = 0
-        self.works: list[Work] = []
-        self._tokens = 0  # of the works
-        self._asked: tuple[Request | None, int, int] = (None, 0, 0)
-
-    def open(self) -> None:
-        """A new step: the whole budget, and the cap on one prompt's tokens."""
-        planner = self._planner
-        limits = planner.limits
-        self.budget = self.cap = limits.max_num_batched_tokens
-        self.works = []
-        self._tokens = 0
-        if limits.long_prefill_token_threshold and len(planner.running) + planner.waiting() != 1:
-            self.cap = limits.long_prefill_token_threshold  # lifted for a lone request
-
-    @property
-    def seats(self) -> int:
-        """Seats that are free, counting running requests in prefill too."""
-        return self._planner.limits.max_num_seqs - len(self._planner.running)
-
-    @property
-    def taken(self) -> int:
-        """Prompts in the step so far."""
-        return len(self.works)
-
-    def slots(self, request: Request) -> int:
-        """Prompt tokens of the step if it joined too; packed, so without padding."""
-        hits, _ = self._planner.blocks.hit(request)
-        tokens = min(request.known - hits * self._planner.blocks.size, self.cap)
-        if self._planner.limits.chunked_prefill:
-            tokens = min(tokens, self.budget)
-        return self._tokens + tokens
-
-    def fits(self, request: Request) -> bool:
-        """Whether there is a seat, budget and KV blocks for it (vLLM's admission gate)."""
-        planner, budget = self._planner, self.budget
-        blocks, limits = planner.blocks, planner.limits
-        if budget <= 0 or len(planner.running) >= limits.max_num_seqs:
-            return False
-        free = blocks.free - (planner.watermark if planner.running else 0)
-        if free <= 0:
-            return False
-        hits, idle = blocks.hit(request) if blocks.caching else (0, 0)
-        hit = hits * blocks.size
-        known = request.prompt + request.sampled
-        tokens = known - hit
-        if tokens > self.cap:
-            tokens = self.cap
-        if tokens > budget:
-            if not limits.chunked_prefill:
-                return False
-            tokens = budget
-        reserved = known if limits.reserve_full_isl else hit + tokens
-        if -(-reserved // blocks.size) - hits + idle > free:
-            return False
-        self._asked = (request, hits, tokens)
-        return True
-
-    def take(self, request: Request) -> None:
-        """Admit the request that was just asked about."""
-        if self._asked[0] is not request:
-            self.fits(request)
-        _, hits, tokens = self._asked
-        planner = self._planner
-        hit = hits * planner.blocks.size
-        planner.admitted(request, hit)
-        request.target = request.prompt + request.sampled
-        request.computed = hit
-        planner.blocks.enter(request, hits, hit + tokens)
-        self.serve(request, tokens)
-
-    def serve(self, request: Request, tokens: int) -> None:
-        """Compute `tokens` more of its prompt; the KV blocks for them are taken already."""
-        start = request.computed
-        request.computed = upto = start + tokens
-        self.budget -= tokens
-        self._tokens += tokens
-        if self._planner.blocks.caching:
-            self._planner.blocks.filled(request, upto)
-        samples = upto == request.target and request.output > 0
-        self.works.append(Work(request, start, tokens, samples))
 
 
 class Continuous:
@@ -393,80 +291,3 @@ class Continuous:
         self._alike = not last.ending
         self._next = last.id + 1
         return step._replace(id=last.id), used
-
-
-class InOrder:
-    """Running requests one by one, where there is not enough for all: who is skipped, who loses."""
-
-    def __init__(self, planner: Continuous, room: Admission) -> None:
-        self._planner = planner
-        self._room = room
-        self._order = list(planner.running)
-        self._at = 0
-        self._served: dict[Request, int] = {}
-
-    def serve(self) -> Sequence[Request]:
-        """Serve them in admission order while budget lasts; returns the decodes passed over."""
-        room, order = self._room, self._order
-        while self._at < len(order) and room.budget > 0:
-            request = order[self._at]
-            tokens = self._wants(request)
-            if tokens:
-                if not self._find_blocks(request, tokens):
-                    break
-                self._served[request] = tokens
-                room.budget -= tokens
-            self._at += 1
-        return self._settle()
-
-    def _wants(self, request: Request) -> int:
-        """Tokens it asks for; none where its last token is on its way."""
-        if request in self._planner.group:
-            return 1
-        rest = max(0, request.target - request.computed)
-        return min(rest, self._room.cap, self._room.budget)
-
-    def _find_blocks(self, request: Request, tokens: int) -> bool:
-        """Preempt until its blocks are free; False when it was itself the victim."""
-        planner = self._planner
-        blocks, group = planner.blocks, planner.group
-        if request in group:
-            need = int(group.opens(request))
-        else:
-            need = blocks.ceil(request.computed + tokens) - blocks.ceil(request.computed)
-        while need > blocks.free:
-            victim = self._victim()
-            self._take_out(victim)
-            if victim is request:
-                return False
-        blocks.take(need)
-        return True
-
-    def _victim(self) -> Request:
-        """The newest running request, or under priority the least urgent, latest one."""
-        if self._planner.limits.priority:
-            return max(self._order, key=lambda r: (r.priority, r.arrival))
-        return self._order[-1]
-
-    def _take_out(self, victim: Request) -> None:
-        """Preempt it; what this step had given it goes back to the budget."""
-        at = self._order.index(victim)
-        if at < self._at:
-            self._at -= 1
-        del self._order[at]
-        served = self._served.pop(victim, 0)
-        self._room.budget += served
-        self._planner.preempt(victim, served)
-
-    def _settle(self) -> Sequence[Request]:
-        """Enter the chunks, and take the decodes that got nothing out of the group."""
-        planner, served, skipped = self._planner, self._served, []
-        for request in self._order:
-            if request in planner.group:
-                if request not in served:
-                    planner.group.leave(request)
-                    skipped.append(request)
-            elif request in served:
-                self._room.budget += served[request]  # `serve` takes it again
-                self._room.serve(request, served[request])
-        return skipped

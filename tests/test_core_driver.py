@@ -172,7 +172,7 @@ class Idle:
 
 def test_refusals_are_said_and_listed() -> None:
     recorder = Recorder()
-    core = Core(Idle(), recorder, max_model_len=10)  # type: ignore[arg-type]
+    core = Core(Idle(), recorder, max_model_len=10)
     assert core.add(Request(0, 0.0, 8, 2)) is None
     assert core.add(Request(1, 0.0, 8, 3)) == "prompt + output is 11 tokens, over max_model_len 10"
     assert core.add(Request(2, 0.0, 7, 1)) == "odd"
@@ -185,6 +185,6 @@ def test_refusals_are_said_and_listed() -> None:
 
 
 def test_refusal_can_be_switched_off() -> None:
-    core = Core(Idle(), Recorder(), max_model_len=10, refuse=False)  # type: ignore[arg-type]
+    core = Core(Idle(), Recorder(), max_model_len=10, refuse=False)
     assert core.add(Request(0, 0.0, 7, 90)) is None
     assert core.unfinished == 1

@@ -107,8 +107,8 @@ class Alarm:
 
     def form(self, queue: object, room: object, now: float) -> Wait | None:
         later = [t for t in self.times if t > now]
-        if now in self.times and queue.peek() is not None:  # type: ignore[attr-defined]
-            room.take(queue.pop())  # type: ignore[attr-defined]
+        if now in self.times and queue.peek() is not None:
+            room.take(queue.pop())
             return None
         return Wait(until=later[0]) if later else Wait()
 
@@ -117,7 +117,7 @@ def alarmed(make: Callable[[], Alarm], arrivals: Sequence[float], **how: bool) -
     trace = Trace(np.array(arrivals), np.ones(len(arrivals), int), np.ones(len(arrivals), int))
     case = Case(trace, POINTS["fcfs-longest-drain"], Settings(max_model_len=2))
     core, recorder = engine(case)
-    core.planner.grouping = make()  # type: ignore[attr-defined]
+    core.planner.grouping = make()
     simulate(requests(case), [(core, recorder)], FixedCost(0.25), Options(**how))
     return assemble(trace, [recorder])[0].scheduled_s.tolist()
 
@@ -138,7 +138,7 @@ def test_requests_that_nobody_will_take_are_an_error() -> None:
 def test_asking_to_be_woken_in_the_past_is_an_error() -> None:
     class Late(Alarm):
         def form(self, queue: object, room: object, now: float) -> Wait | None:
-            return None if queue.peek() is None else Wait(until=now)  # type: ignore[attr-defined]
+            return None if queue.peek() is None else Wait(until=now)
 
     with pytest.raises(PolicyError, match=r"^the policy asks at 0\.5 s to be woken at 0\.5 s"):
         alarmed(Late, [0.5])

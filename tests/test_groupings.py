@@ -231,7 +231,7 @@ def drain(**changes: object) -> Drain:
         "queue": Fifo(),
         "recorder": Recorder(),
     }
-    return Drain(**{**arguments, **changes})  # type: ignore[arg-type]
+    return Drain(**{**arguments, **changes})
 
 
 def run(planner: Drain, items: Sequence[Request]) -> list[Step]:

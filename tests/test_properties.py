@@ -39,7 +39,7 @@ class Watched(Core):
         planner = compose(case.point, case.settings, recorder)
         super().__init__(planner, recorder, case.settings.max_model_len)
         self.case = case
-        self.blocks: Any = planner.blocks  # type: ignore[attr-defined]
+        self.blocks: Any = planner.blocks
         self.budget = budget(case.point, case.settings)
         self.computed: dict[Request, int] = {}  # tokens so far, since its last preemption
         self.emitted: Counter[Request] = Counter()

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from policies.admission import Limits
 from policies.conform.recording import VllmConfig, VllmRecording
-from policies.continuous import Continuous, Limits
+from policies.continuous import Continuous
 from serving.blocks import Blocks
 from serving.core import Core
 from serving.prefix import PrefixBlocks

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from policies import conform
+from policies.admission import Admission
 from policies.conform import vllm
-from policies.continuous import Admission, Continuous, InOrder
+from policies.continuous import Continuous
 from policies.grouping import Fcfs
+from policies.in_order import InOrder
 from serving import queue
 from serving.group import DecodeGroup
 from serving.prefix import PrefixBlocks
