@@ -1,8 +1,7 @@
-"""What a run writes down as it goes: a row a step, a line a change, both in flat buffers."""
+"""What a run writes down as it goes: a row a step, a line a change, both in flat lists."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,18 +38,17 @@ ROW_FIELDS = (
 
 
 class Recorder:
-    """One engine's steps and events, in flat buffers.
+    """One engine's steps and events, in flat lists (an array converts each number as it comes).
 
     Steps that follow each other and differ only in what the passing of steps changes share a row;
-    their ends and KV blocks are kept one by one. Numbers are doubles or 64-bit integers: exact up
-    to 2^53.
+    their ends and KV blocks are kept one by one.
     """
 
     def __init__(self) -> None:
-        self.rows = array("d")
-        self.ends = array("d")  # s, one a step
-        self.blocks = array("q")  # KV blocks in use after the plan, one a step
-        self.events = array("q")
+        self.rows: list[float] = []
+        self.ends: list[float] = []  # s, one a step
+        self.blocks: list[int] = []  # KV blocks in use after the plan, one a step
+        self.events: list[int] = []
         self.log = self.events.extend  # log((step, request, kind, tokens, row))
         self.refused: list[tuple[Request, str]] = []
         self.waits: dict[int, float] = {}
@@ -86,15 +84,15 @@ class Recorder:
 
     def step_columns(self) -> dict[str, NDArray[np.float64]]:
         """The steps so far, a column a field of `serving.tables.STEPS`, shape [steps] each."""
-        rows = np.frombuffer(self.rows, np.float64).reshape(-1, len(ROW_FIELDS))
+        rows = np.array(self.rows, np.float64).reshape(-1, len(ROW_FIELDS))
         counts = rows[:, 0].astype(np.int64)
         table = {name: np.repeat(rows[:, i], counts) for i, name in enumerate(ROW_FIELDS)}
         del table["count"]
         first = np.cumsum(counts) - counts
         ahead = np.arange(len(self.ends)) - np.repeat(first, counts)  # place within its row
-        ends = np.frombuffer(self.ends, np.float64).copy()
+        ends = np.array(self.ends, np.float64)
         table["end_s"] = ends
-        table["kv_blocks_used"] = np.frombuffer(self.blocks, np.int64).astype(np.float64)
+        table["kv_blocks_used"] = np.array(self.blocks, np.float64)
         table["step"] += ahead
         table["decode_useful_pairs"] += ahead * table["decode_tokens"]
         table["decode_computed_pairs"] += ahead * table["decode_rows"]
@@ -104,6 +102,6 @@ class Recorder:
 
     def event_rows(self) -> NDArray[np.int64]:
         """The events of the steps so far, shape [events, 5], by step, within one as they came."""
-        table = np.frombuffer(self.events, np.int64).reshape(-1, 5)
+        table = np.array(self.events, np.int64).reshape(-1, 5)
         table = table[table[:, 0] < len(self.ends)]  # one that was only planned did not run
         return table[np.argsort(table[:, 0], kind="stable")]
