@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -68,9 +69,9 @@ def _cdf(ax: Axes, runs: Mapping[str, Distribution]) -> None:
             ax.plot(x, y, color=look[run].colour, ls=look[run].dash, drawstyle="steps-post")
     if any(len(sample) and sample.values[-1] > 0 for sample in runs.values()):
         ax.set_xscale("log")
-        _plain_log(ax)
+        plain_log(ax.xaxis)
     else:
-        _say_nothing(ax)
+        say_nothing(ax)
     ax.set_ylim(0, 1)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
 
@@ -273,21 +274,20 @@ def _legend(figure: Figure, records: Records, width: float) -> None:
     )
 
 
-def _plain_log(ax: Axes) -> None:
+def plain_log(axis: Axis) -> None:
     """Plain numbers; where there are few powers of ten, also twice and five times them."""
-    low, high = ax.get_xlim()
-    ax.xaxis.set_major_locator(
-        LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,), numticks=20)
-    )
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _thousands() -> FuncFormatter:
     return FuncFormatter(lambda x, _: f"{x:,.0f}" if x == int(x) else f"{x:g}")
 
 
-def _say_nothing(ax: Axes) -> None:
+def say_nothing(ax: Axes) -> None:
+    """Instead of a panel's points, where there are none."""
     ax.text(0.5, 0.5, "no such figure in these runs", ha="center", transform=ax.transAxes)
 
 
