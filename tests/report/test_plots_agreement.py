@@ -46,7 +46,7 @@ def test_a_point_a_request_and_nothing_clipped(width: float) -> None:
 
 
 def test_requests_are_matched_by_number_and_what_is_missing_is_said() -> None:
-    measured, predicted = table(40), table(60, 1.2).iloc[::-1]
+    measured, predicted = table(60)[:40].copy(), table(60, 1.2).iloc[::-1]
     measured.loc[3, "tpot_s"] = np.nan
     measured.loc[4, "ttft_s"] = 0.0
     figure = measured_against_predicted(measured, predicted)
