@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def latency_cdfs(records: Records, width: float = WIDTH) -> Figure:
             ax.set_xlabel("seconds")
         grid[0, 0].set_ylabel("share of requests")
         grid[1, 0].set_ylabel("share of gaps")
-        _legend(figure, records, width)
+        legend(figure, records, width)
     return figure
 
 
@@ -265,10 +265,10 @@ def _frame(ax: Axes, bounds: FloatArray) -> None:
     ax.yaxis.set_major_formatter(_thousands())
 
 
-def _legend(figure: Figure, records: Records, width: float) -> None:
+def legend(figure: Figure, names: Iterable[str], width: float) -> None:
     """The names of the runs above the panels, in as many columns as fit."""
-    look = looks(records)
-    lines = [Line2D([], [], color=look[n].colour, ls=look[n].dash, label=n) for n in records]
+    look = looks(names)
+    lines = [Line2D([], [], color=x.colour, ls=x.dash, label=n) for n, x in look.items()]
     figure.legend(
         handles=lines, loc="outside upper center", ncols=max(1, int(width / 1.9)), handlelength=3
     )
