@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,7 +126,6 @@ class Driver:
         launcher: runs them.
         depth: steps in flight; 2: a step is planned and launched while one runs.
         stop: asked between steps whether to go on.
-        progress: told how many requests have ended.
     """
 
     core: Core
@@ -135,7 +134,6 @@ class Driver:
     launcher: Launcher
     depth: int = 1
     stop: Stop = field(default_factory=Stop)
-    progress: Callable[[int], None] | None = None
 
     def run(self, requests: Iterator[Request]) -> Spent:
         """Run to the end, arrivals at their times from now on.
@@ -149,7 +147,7 @@ class Driver:
         self._requests, self._spent = requests, Spent()
         self._ahead = next(requests, None)
         self._flight: deque[_Flight] = deque()
-        self._last_end, self._over = 0.0, 0
+        self._last_end = 0.0
         self._zero = time.perf_counter()
         while self._turn():
             pass
@@ -177,8 +175,7 @@ class Driver:
 
     def _take_in(self, now: float) -> None:
         while self._ahead is not None and self._ahead.arrival <= now:
-            if self.core.add(self._ahead) is not None:
-                self._end(1)
+            self.core.add(self._ahead)
             self._ahead = next(self._requests, None)
 
     def _launch(self, step: Step) -> None:
@@ -195,12 +192,7 @@ class Driver:
         self._last_end = start if empty else self._now()
         self._spent.model_s += seconds
         self.recorder.step(flight.step, start, self._last_end)
-        self._end(len(self.core.complete(flight.step)))
-
-    def _end(self, count: int) -> None:
-        self._over += count
-        if count and self.progress is not None:
-            self.progress(self._over)
+        self.core.complete(flight.step)
 
     def _sleep(self, until: float | None, asked: float) -> bool:
         """Until the next arrival, or the time the policy asks for; False if neither will come."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -123,7 +123,7 @@ def measure(
     settings: Settings,
     override: int | None = None,
     share: float | None = None,
-    progress: Callable[[int], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> Measured:
     """Run a trace under a policy.
 
@@ -134,7 +134,7 @@ def measure(
         point, settings: the policy; its KV memory is worked out here.
         override: KV blocks, one of them the null block; None: by what is free.
         share: of the free memory.
-        progress: told how many requests have ended.
+        recorder: an empty one to fill, for those who look at it while the run goes on.
 
     Raises:
         DoesNotFitError: no memory for it.
@@ -157,25 +157,22 @@ def measure(
     threaded = InThread(steps.runner) if depth > 1 and device.type == "cpu" else None
     launcher: Launcher = threaded or steps.runner
 
-    def drive(
-        requests: Iterator[Request], stop: Stop, told: Callable[[int], None] | None
-    ) -> tuple[Recorder, Spent]:
-        recorder = Recorder()
+    def drive(requests: Iterator[Request], stop: Stop, recorder: Recorder) -> Spent:
         planner = compose(point, settings, recorder)
         # what the warm-up left in the prefix cache is forgotten, its pages with it
         inputs.pager = Pager(memory.blocks, size, longest)
         _attach(planner, settings, inputs.pager)
         core = Core(planner, recorder, settings.max_model_len)
-        driver = Driver(core, recorder, inputs, launcher, depth, stop, told)
-        return recorder, driver.run(requests)
+        return Driver(core, recorder, inputs, launcher, depth, stop).run(requests)
 
+    recorder = recorder or Recorder()
     try:
         with stop_on_interrupt() as stop:
-            drive(iter(warm), stop, None)
+            drive(iter(warm), stop, Recorder())
             before = counter.slots, counter.pairs
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            recorder, spent = drive(requests, stop, progress)
+            spent = drive(requests, stop, recorder)
     finally:
         if threaded is not None:
             threaded.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,17 @@ from typing import Any
 import pandas as pd
 
 from lengthwise.config import RunConfig
+from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, prepare, requests_of
 from policies.compose import NAMED, compose
 from serving.assemble import assemble
 from serving.core import Core
 from serving.record import Record
 from serving.recorder import Recorder
-from serving.request import Request
 from serving.tables import STEPS
 from sim.engine import Options, simulate
 from sim.fitted import FittedCost
 from traces import Trace, load
-
-Progress = Callable[[int, int], None]
-"""Told how many of how many requests have arrived."""
 
 
 def load_trace(source: str | Path, **options: Any) -> Trace:
@@ -46,7 +43,7 @@ def replay(
     Args:
         trace: a trace, a file, or the name of a built-in workload.
         policy: one of the six, or a user's own (`file.py:MyPolicy`).
-        progress: told of the progress now and then.
+        progress: told a few times a second how the run stands, from another thread.
         options: the flags of `lengthwise replay`, with underscores.
 
     Returns:
@@ -123,18 +120,17 @@ def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Reco
     planner = compose(ready.point, ready.settings, recorder)
     core = Core(planner, recorder, ready.settings.max_model_len)
     requests = requests_of(trace, ready.settings.block_size, ready.settings.enable_prefix_caching)
-    if progress is not None:
-        requests = _reporting(requests, len(trace), progress)
     how = Options(
         depth=2 if ready.settings.async_scheduling else 1,
         jump=ready.config.jump,
         cuda_graphs=ready.config.cuda_graphs,
     )
     interrupted = False
-    try:
-        simulate(requests, [(core, recorder)], ready.cost, how)
-    except KeyboardInterrupt:
-        interrupted = True
+    with looked_at(recorder, len(trace), progress):
+        try:
+            simulate(requests, [(core, recorder)], ready.cost, how)
+        except KeyboardInterrupt:
+            interrupted = True
     return finish(ready, trace, [recorder], interrupted)
 
 
@@ -180,11 +176,3 @@ def versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
-
-
-def _reporting(requests: Iterator[Request], total: int, progress: Progress) -> Iterator[Request]:
-    for count, request in enumerate(requests):
-        if count % 64 == 0:
-            progress(count, total)
-        yield request
-    progress(total, total)

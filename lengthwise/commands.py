@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lengthwise.config import read_config
-
-if TYPE_CHECKING:
-    from lengthwise.api import Progress
-
 
 Source = Annotated[
     str | None,
@@ -54,11 +49,6 @@ def new_name(parent: Path, what: str) -> Path:
         count += 1
         name = parent / f"{stem}-{count}"
     return name
-
-
-def reports(bar: Callable[[int], None]) -> Progress:
-    """A bar as the runs report to it."""
-    return lambda done, total: bar(done)
 
 
 def show(*tables: Any) -> None:

@@ -340,11 +340,11 @@ def progress(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[
 
     Args:
         label: what is going on.
-        total: how many requests there are.
+        total: how many there are.
         quiet: show nothing.
 
     Yields:
-        A function to call with how many requests are done so far.
+        A function to call with how many are done so far.
     """
     console = make_console(stderr=True)
     if quiet or not console.is_terminal:
@@ -354,7 +354,6 @@ def progress(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("requests,"),
         TimeElapsedColumn(),
         TextColumn("elapsed,"),
         TimeRemainingColumn(),

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.api import Progress, describe, read_trace, versions
+from lengthwise.api import describe, read_trace, versions
 from lengthwise.config import RunConfig
+from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, prepare, requests_of
 from policies.compose import PolicyChoiceError
 from serving.assemble import assemble
@@ -63,7 +64,7 @@ def execute(
     Args:
         trace: a trace, a file, or the name of a built-in workload.
         policy: one of the six, or a user's own (`file.py:MyPolicy`).
-        progress: told how many of how many requests have ended.
+        progress: told a few times a second how the run stands, from another thread.
         device: `cpu` or `cuda`.
         dtype: fp32, bf16 or fp16; fp32 on a CPU and bf16 on a GPU if not given.
         attention: a backend by name; the best that works if not given.
@@ -109,17 +110,18 @@ def run_on_model(
     if engine.block_size != ready.settings.block_size:
         config = config.model_copy(update={"block_size": engine.block_size})
         ready = prepare(config, trace)
-    total = len(trace)
-    found = measure(
-        engine,
-        trace,
-        requests_of(trace, engine.block_size, ready.settings.enable_prefix_caching),
-        ready.point,
-        ready.settings,
-        config.num_gpu_blocks_override,
-        config.gpu_memory_utilization,
-        None if progress is None else lambda done: progress(done, total),
-    )
+    recorder = Recorder()
+    with looked_at(recorder, len(trace), progress):
+        found = measure(
+            engine,
+            trace,
+            requests_of(trace, engine.block_size, ready.settings.enable_prefix_caching),
+            ready.point,
+            ready.settings,
+            config.num_gpu_blocks_override,
+            config.gpu_memory_utilization,
+            recorder,
+        )
     facts = {
         **engine.facts(),
         **found.facts,

@@ -18,7 +18,6 @@ from lengthwise.commands import (
     finish,
     given_fields,
     new_name,
-    reports,
     say,
     show,
 )
@@ -66,7 +65,9 @@ def execute(
     For example: lengthwise execute chat --limit 50 --policy continuous --model tiny
     """
     from lengthwise.api import read_trace
-    from lengthwise.console import progress, refusals, replay_table
+    from lengthwise.console import refusals, replay_table
+    from lengthwise.live import live
+    from policies.compose import Settings
     from serving.folder import ensure_free
 
     fields = given_fields(trace, config, asked)
@@ -77,8 +78,9 @@ def execute(
     ensure_free(folder, force)
     requests = read_trace(settings)
     how = How(device, dtype, attention, weights, offline, scale_lengths)
-    with progress("executing", len(requests), quiet or as_json) as bar:
-        record = run_on_model(settings, requests, how, reports(bar))
+    seats = settings.max_num_seqs or Settings.max_num_seqs
+    with live("executing", len(requests), seats, quiet=quiet or as_json) as progress:
+        record = run_on_model(settings, requests, how, progress)
     record.save(folder, force)
     if as_json:
         typer.echo(json.dumps(record.summary, allow_nan=False))

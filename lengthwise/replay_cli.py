@@ -18,7 +18,6 @@ from lengthwise.commands import (
     finish,
     given_fields,
     new_name,
-    reports,
     say,
     show,
 )
@@ -44,7 +43,8 @@ def replay(
     --hardware h100 --max-num-batched-tokens 2048
     """
     from lengthwise.api import read_trace, run
-    from lengthwise.console import progress, refusals, replay_table
+    from lengthwise.console import refusals, replay_table
+    from lengthwise.live import live
     from lengthwise.prepare import prepare
     from serving.folder import ensure_free
 
@@ -53,8 +53,9 @@ def replay(
     ensure_free(folder, force)
     requests = read_trace(settings)
     ready = prepare(settings, requests)
-    with progress("replaying", len(requests), quiet or as_json) as bar:
-        record = run(ready, requests, reports(bar))
+    seats, blocks = ready.settings.max_num_seqs, ready.settings.usable_blocks
+    with live("replaying", len(requests), seats, blocks, quiet or as_json) as progress:
+        record = run(ready, requests, progress)
     record.save(folder, force)
     if as_json:
         typer.echo(json.dumps(record.summary, allow_nan=False))
@@ -84,7 +85,8 @@ def compare(
     For example: lengthwise compare chat --policies static,continuous,chunked-prefill
     """
     from lengthwise.api import own_options, read_trace, run
-    from lengthwise.console import compare_table, progress, refusals
+    from lengthwise.console import compare_table, refusals
+    from lengthwise.live import live
     from lengthwise.prepare import prepare
     from serving.folder import ensure_free, new_folder
 
@@ -98,8 +100,10 @@ def compare(
     ready = {name: prepare(own_options(name, fields), requests) for name in names}
     records = {}
     for name in names:
-        with progress(name, len(requests), quiet or as_json) as bar:
-            records[name] = run(ready[name], requests, reports(bar))
+        settings = ready[name].settings
+        seats, blocks = settings.max_num_seqs, settings.usable_blocks
+        with live(name, len(requests), seats, blocks, quiet or as_json) as progress:
+            records[name] = run(ready[name], requests, progress)
     summaries = {name: record.summary for name, record in records.items()}
     with new_folder(folder, force) as temporary:
         for name, record in records.items():

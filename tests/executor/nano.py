@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from executor.execute import Engine, Measured, measure
 from lengthwise.prepare import blocks_per_hash, requests_of
 from policies.compose import NAMED, Point, Settings
+from serving.recorder import Recorder
 from sim.models import Model
 from traces.trace import BlockHashes, Trace
 
@@ -56,7 +56,7 @@ def run(
     trace: Trace,
     point: Point | str,
     override: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    recorder: Recorder | None = None,
     **settings: Any,
 ) -> Measured:
     """A trace under a policy, eight seats unless told otherwise."""
@@ -69,7 +69,7 @@ def run(
     how = replace(how, blocks_per_hash=blocks_per_hash(trace, engine.block_size))
     requests = requests_of(trace, engine.block_size, how.enable_prefix_caching)
     named = NAMED[point] if isinstance(point, str) else point
-    return measure(engine, trace, requests, named, how, override, progress=progress)
+    return measure(engine, trace, requests, named, how, override, recorder=recorder)
 
 
 @torch.inference_mode()

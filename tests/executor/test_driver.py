@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from policies.compose import NAMED, Point, Settings, compose
 from policies.continuous import Continuous
 from serving.core import Core
 from serving.record import Record
-from serving.recorder import Recorder
+from serving.recorder import FINISH, Recorder
 from serving.request import Request
 from sim.engine import PolicyError
 from sim.memory import DoesNotFitError
@@ -73,19 +74,30 @@ def test_arrivals_are_waited_for(model: Engine, asynchronous: bool) -> None:
 
 
 def test_an_interrupt_ends_the_run_behind_a_whole_step(model: Engine) -> None:
-    told: list[int] = []
+    class AfterTen(Recorder):
+        """Ten requests that end are enough."""
 
-    def after_ten(done: int) -> None:
-        told.append(done)
-        if done >= 10:
-            os.kill(os.getpid(), signal.SIGINT)
+        ended = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.log = self.count
+
+        def count(self, event: Iterable[int]) -> None:
+            row = list(event)
+            self.events += row
+            self.ended += row[2] == FINISH
+            if row[2] == FINISH and self.ended >= 10:
+                os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    found = run(model, mixed(), "continuous", progress=after_ten)
+    recorder = AfterTen()
+    found = run(model, mixed(), "continuous", recorder=recorder)
     assert signal.getsignal(signal.SIGINT) is before
     assert found.interrupted
-    assert 10 <= told[-1] < 40
-    assert (found.recorder.event_rows()[:, 2] == 5).sum() == told[-1]
+    assert found.recorder is recorder
+    assert 10 <= recorder.ended < 40
+    assert (recorder.event_rows()[:, 2] == FINISH).sum() == recorder.ended
     columns = found.recorder.step_columns()
     assert (
         found.facts["computed_slots"] == (columns["prefill_slots"] + columns["decode_slots"]).sum()

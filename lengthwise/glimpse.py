@@ -1,0 +1,112 @@
+"""How a run stands while it goes on: looked at from a thread of its own, a few times a second.
+
+The loop itself knows nothing of it: everything is read from what the recorder holds so far.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from serving.recorder import FINISH, ROW_FIELDS, Recorder
+
+PERIOD = 0.25
+"""Seconds between two looks."""
+
+_WIDTH = len(ROW_FIELDS)
+_COUNT, _WAITING, _RUNNING, _PREFILL, _DECODE = map(
+    ROW_FIELDS.index, ("count", "waiting", "running", "prefill_tokens", "decode_tokens")
+)
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """How a run stands."""
+
+    total: int
+    """Requests in the trace."""
+    done: int = 0
+    """Of these, finished or refused."""
+    seconds: float = 0.0
+    """End of the last step, on the run's own clock."""
+    steps: int = 0
+    tokens: float = 0.0
+    """Tokens a step, mean of the steps since the last look."""
+    waiting: int = 0
+    running: int = 0
+    kv_blocks: int = 0
+    """In use."""
+
+
+Progress = Callable[[Glimpse], None]
+"""Told a few times a second how a run stands, from another thread than the run's."""
+
+
+class Looker:
+    """Reads a recorder that another thread fills."""
+
+    def __init__(self, recorder: Recorder, total: int) -> None:
+        self._recorder = recorder
+        self._last = Glimpse(total)
+        self._rows = self._events = self._finished = 0  # how far it has read
+
+    def look(self) -> Glimpse:
+        """How the run stands now."""
+        # each slice and each append is one operation under the interpreter's lock
+        recorder, last = self._recorder, self._last
+        rows = recorder.rows[self._rows :]
+        kinds = recorder.events[self._events + 2 :: 5]
+        self._rows += len(rows)
+        self._events += 5 * len(kinds)
+        self._finished += kinds.count(FINISH)
+        done = self._finished + len(recorder.refused)
+        if not (rows and recorder.blocks):  # a step's KV blocks are its last entry
+            self._last = replace(last, done=done)
+            return self._last
+        counts = rows[_COUNT::_WIDTH]
+        prefill, decode = rows[_PREFILL::_WIDTH], rows[_DECODE::_WIDTH]
+        tokens = sum(n * (p + d) for n, p, d in zip(counts, prefill, decode, strict=True))
+        self._last = Glimpse(
+            total=last.total,
+            done=done,
+            seconds=recorder.ends[-1],
+            steps=len(recorder.ends),
+            tokens=tokens / sum(counts),
+            waiting=int(rows[_WAITING - _WIDTH]),
+            running=int(rows[_RUNNING - _WIDTH]),
+            kv_blocks=recorder.blocks[-1],
+        )
+        return self._last
+
+
+@contextmanager
+def looked_at(recorder: Recorder, total: int, progress: Progress | None) -> Iterator[None]:
+    """Tell `progress` how the run stands that fills `recorder`, and once more at its end.
+
+    What `progress` raises ends the looking, and is raised at the end of the run.
+    """
+    if progress is None:
+        yield
+        return
+    looker, over = Looker(recorder, total), threading.Event()
+    raised: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            while not over.wait(PERIOD):
+                progress(looker.look())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if raised:
+        raise raised[0]
+    progress(looker.look())
