@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("lengthwise.report_cli:report", "Write a web page on runs."),
     "timeline": ("lengthwise.report_cli:timeline", "Write a run as a Perfetto trace."),
     "calibrate": ("lengthwise.calibrate_cli:calibrate", "Fit the cost of a step to measured ones."),
+    "validate": ("lengthwise.validate_cli:validate", "Hold predictions against a measured run."),
     "conform": ("lengthwise.conform_cli:conform", "Hold a policy against an engine's recordings."),
 }
 """Commands: where each one is, and what it is for."""

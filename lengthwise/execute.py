@@ -28,6 +28,9 @@ SIMULATED = (
     "tp",
     "dtype",
     "kv_dtype",
+    "overhead_us_per_layer",
+    "allreduce_gbps",
+    "allreduce_us",
     "cuda_graphs",
     "jump",
 )

@@ -93,12 +93,20 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         tp=config.tp or 1,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
+        overhead_layer_s=_times(config.overhead_us_per_layer, 1e-6),
+        allreduce_bytes_per_s=_times(config.allreduce_gbps, 1e9),
+        allreduce_s=_times(config.allreduce_us, 1e-6),
     )
     if isinstance(cost, FittedCost):
         wanted = {"tp": config.tp or 1, "dtype": config.dtype}
         if model is not None and config.model is not None:
             wanted["model"] = model.name
         notes += cost.differences(**wanted)
+        if cost.overhead_layer_s and model is not None and not cost.calibration.provenance.layers:
+            notes.append(
+                f"the cost file names no model: the overhead is that of {model.name}'s "
+                f"{model.layers} layers"
+            )
     settings, facts = _memory(config, settings, point, model, hardware)
     check(point, settings)
     if point.layout == "limit":
@@ -125,6 +133,10 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
 
 def _given(value: T | None, default: T) -> T:
     return default if value is None else value
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _machine(config: RunConfig) -> tuple[Model, Hardware]:
@@ -180,12 +192,18 @@ def _unused(config: RunConfig, point: Point) -> None:
         ),
         "watermark": (config.watermark, point.lifecycle != "drain"),
         "step-ms": (config.step_ms, config.cost == "fixed"),
+        "overhead-us-per-layer": (config.overhead_us_per_layer, config.cost != "fixed"),
     }
     for flag, (value, used) in asked.items():
         if value and not used:
             raise PolicyChoiceError(
                 f"--{flag} {value}: {config.policy} ({point.lifecycle}) does not use it"
             )
+    if (config.tp or 1) == 1 or config.cost == "fixed":
+        for name in ("allreduce_gbps", "allreduce_us"):
+            if getattr(config, name):
+                flag = name.replace("_", "-")
+                raise PolicyChoiceError(f"--{flag}: only --tp over 1 has an all-reduce")
 
 
 def _memory(

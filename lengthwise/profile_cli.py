@@ -52,43 +52,32 @@ def profile(
     For example: lengthwise profile --model tiny --device cpu --out profile.parquet
     """
     from lengthwise.console import progress
+    from lengthwise.profiling import take_profile
     from serving.folder import FolderError
-    from sim.models import load_model
 
     if out.exists() and not force:
         raise FolderError(f"{out} exists; give another --out, or --force to replace it")
     if not out.parent.is_dir():
         raise FolderError(f"{out.parent}: no such folder; make it, or give another --out")
-    from executor import profiler as p
-    from executor.execute import Engine, Machine
-    from executor.grid import make_grid
-
-    shape = load_model(model)
-    weights = Path(model) if Path(model).is_dir() else None
-    engine = Engine(shape, Machine(device, dtype, attention, weights, seed), block_size)
-    cells = make_grid(
-        quick=not full,
-        most_slots=max_step_tokens or (16384 if full else 2048),
-        longest=max_model_len or shape.max_positions,
-        kv_tokens=p.free_kv_tokens(engine, share or (0.25 if device == "cpu" else 0.8)),
+    summary = take_profile(
+        out,
+        model=model,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        weights=Path(model) if Path(model).is_dir() else None,
+        block_size=block_size,
+        full=full,
+        max_step_tokens=max_step_tokens,
+        max_model_len=max_model_len,
+        share=share,
+        repeats=repeats,
         seed=seed,
+        said=(lambda text: None) if as_json else (lambda text: typer.echo(text, err=True)),
+        bar=lambda total: progress("timing", total, as_json),
     )
-    facts = p.describe(engine, not full, cells)
-    if not as_json:
-        typer.echo(
-            f"{shape.name} on {facts['hardware']}, {facts['dtype']}, {facts['attention']} "
-            f"attention: {len(cells)} steps, {repeats} times each",
-            err=True,
-        )
-    measuring = p.Profiler(engine, cells)
-    with progress("timing", len(cells) * repeats, as_json) as bar:
-        times = p.measure(measuring, out, facts, repeats, seed, bar)
-    columns = p.table(measuring, times)
-    p.write(out, columns, facts)
-    spread = sorted(columns["spread"])[len(cells) // 2]
-    summary = {**facts, "rows": len(cells), "repeats": repeats, "median_spread": spread}
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        typer.echo(f"median spread of repeats: {100 * spread:.1f}%")
+        typer.echo(f"median spread of repeats: {100 * summary['median_spread']:.1f}%")
         typer.echo(f"profile: {out}")

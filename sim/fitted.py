@@ -143,18 +143,20 @@ class FittedCost:
         self,
         calibration: Calibration,
         *,
+        shape: Model | None = None,
         overhead_layer_s: float | None = None,
         allreduce_bytes_per_s: float | None = None,
         allreduce_s: float = 0.0,
     ) -> None:
         """Ready the curves.
 
-        `overhead_layer_s` replaces the file's. With tp > 1 every layer does two all-reduces of
+        `shape` has the layers where the calibration does not name its model. `overhead_layer_s`
+        replaces the file's. With tp > 1 every layer does two all-reduces of
         `allreduce_s` + slots × hidden × 2 bytes / `allreduce_bytes_per_s`, which measurements of
         one GPU's kernels lack.
 
         Raises:
-            ValueError: an overhead or all-reduce for a calibration that does not name its model.
+            ValueError: an overhead or all-reduce, and neither names the model.
         """
         self.calibration = calibration
         made = calibration.provenance
@@ -162,6 +164,8 @@ class FittedCost:
         self.overhead_layer_s = overhead
         reduces = made.tp > 1 and (allreduce_bytes_per_s is not None or allreduce_s > 0)
         layers, hidden = made.layers or 0, made.hidden or 0
+        if shape is not None and not layers:
+            layers, hidden = shape.layers, shape.hidden
         if (overhead or reduces) and not layers:
             raise ValueError(
                 "this cost file does not say how many layers its model has: overhead and "

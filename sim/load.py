@@ -26,8 +26,9 @@ def load_cost(
 ) -> CostModel:
     """The cost model called `spec`.
 
-    For a file, `model` and `hardware` are only what its FLOPs and bytes are counted for; whether
-    it was calibrated for them `FittedCost.differences` says.
+    For a file, `model` and `hardware` are only what its FLOPs and bytes are counted for, and its
+    layers where the file names no model; whether it was calibrated for them
+    `FittedCost.differences` says.
 
     Raises:
         ValueError: an unknown kind, a flag that it needs and lacks, or a file that is no cost file;
@@ -54,13 +55,15 @@ def load_cost(
         raise ValueError(f"--cost {spec}: neither fixed nor roofline, and no such file")
     from sim.fitted import FittedCost
 
+    shape = None if model is None else load_model(model)
     cost = FittedCost.load(
         spec,
+        shape=shape,
         overhead_layer_s=overhead_layer_s,
         allreduce_bytes_per_s=allreduce_bytes_per_s,
         allreduce_s=allreduce_s or 0.0,
     )
-    if model is not None:
+    if shape is not None:
         place = None if hardware is None else load_hardware(hardware)
-        cost.on(load_model(model), place, tp, dtype, kv_dtype)
+        cost.on(shape, place, tp, dtype, kv_dtype)
     return cost

@@ -1,0 +1,1 @@
+"""Predicted against measured: sources of measured runs, their simulation, and what differs."""

@@ -1,0 +1,129 @@
+"""This machine as the measured side: profile it, choose a rate, run the trace on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lengthwise.api import run
+from lengthwise.config import RunConfig
+from lengthwise.execute import How, fit_lengths, run_on_model
+from lengthwise.glimpse import Progress
+from lengthwise.prepare import prepare
+from lengthwise.profiling import Bar, take_profile
+from lengthwise.validate.measured import Measured, MeasuredError
+from lengthwise.validate.of_record import of_record
+from lengthwise.validate.predict import busy_share
+from sim.fit_steps import calibrate
+from sim.fitted import Provenance
+from sim.models import load_model
+from sim.step_rows import read_rows
+from traces.trace import Trace
+
+REPEATS = 5
+"""Timings of each profiled step."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A cost file made of a profile of this machine."""
+
+    cost: Path
+    spread: float
+    """How far repeats of a step lie apart: (largest − least) / median, median over steps."""
+
+
+def profiled(folder: Path, model: str, how: How, block_size: int | None, bar: Bar) -> Profiled:
+    """Profile the model here and fit its cost: `profile.parquet` and `cost.json` in `folder`."""
+    path = folder / "profile.parquet"
+    facts = take_profile(
+        path,
+        model=model,
+        device=how.device,
+        dtype=how.dtype,
+        attention=how.attention,
+        weights=how.weights,
+        block_size=block_size,
+        repeats=REPEATS,
+        bar=bar,
+    )
+    rows = read_rows(path)
+    known = {k: facts[k] for k in ("model", "layers", "hidden", "hardware", "tp", "dtype")}
+    made = Provenance(
+        rows=len(rows),
+        source=rows.source,
+        versions=facts["versions"],
+        date=rows.facts.get("date"),
+        lengthwise=version("lengthwise"),
+        **known,
+    )
+    cost = folder / "cost.json"
+    calibrate(rows, made).save(cost)
+    return Profiled(cost, float(facts["median_spread"]))
+
+
+def at_load(trace: Trace, config: RunConfig, load: float) -> tuple[Trace, float]:
+    """The trace at the rate at which its predicted busy time is that share of its span.
+
+    Found by halving the interval of rates, since more load is more busy time.
+
+    Returns:
+        The trace, and the factor on its rate.
+
+    Raises:
+        MeasuredError: a share outside (0, 1), or arrivals that are all at once.
+    """
+    if not 0 < load < 1:
+        raise MeasuredError(f"--load {load:g}: give a share over 0 and below 1")
+    if trace.span_s == 0:
+        raise MeasuredError(f"--load: all requests of {trace.name} arrive at once; no rate fits")
+
+    def share(scale: float) -> float:
+        faster = trace.at_rate(scale)
+        return busy_share(run(prepare(config, faster), faster))
+
+    low = high = 1.0
+    while share(high) < load:
+        low, high = high, 4 * high
+        if high > 1e9:
+            raise MeasuredError(f"--load {load:g}: no rate keeps the engine that busy")
+    while share(low) > load:
+        low, high = low / 4, low
+    for _ in range(12):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if share(middle) < load else (low, middle)
+    scale = (low * high) ** 0.5
+    return trace.at_rate(scale).noted(f"arrivals × {scale:.4g} for a load of {load:g}"), scale
+
+
+def run_here(
+    trace: Trace,
+    config: RunConfig,
+    how: How,
+    simulated: dict[str, Any],
+    load: float | None,
+    progress: Progress | None,
+) -> Measured:
+    """Run the trace on this machine's model, at its own rate or at a load.
+
+    Args:
+        trace: any.
+        config: how it is run.
+        how: on what.
+        simulated: fields of the simulation, its cost among them, by which a load is found.
+        load: share of the time that steps are to take.
+        progress: told how the run stands.
+    """
+    model = config.model or ("tiny" if how.weights is None else str(how.weights))
+    config = config.model_copy(update={"model": model})
+    limit = config.max_model_len or load_model(model).max_positions
+    trace, _ = fit_lengths(trace, how.scale_lengths, limit)
+    if load is not None:
+        trace, _ = at_load(trace, config.model_copy(update=simulated), load)
+    unscaled = How(how.device, how.dtype, how.attention, how.weights, how.offline)
+    record = run_on_model(config, trace, unscaled, progress)
+    if record.config.get("interrupted"):
+        raise KeyboardInterrupt
+    return of_record(record, f"{trace.name} on {record.config['device']}", trace)
