@@ -162,6 +162,8 @@ def describe(ready: Prepared) -> dict[str, Any]:
     return {
         "run": ready.config.model_dump(mode="json", exclude_none=True),
         **ready.facts,
+        "slo": ready.config.slo,
+        "goodput": ready.config.goodput,
         "backend": "simulated",
         "versions": versions("lengthwise", "numpy", "simpy"),
     }

@@ -56,7 +56,10 @@ def _listed() -> None:
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, never a traceback."""
     try:
-        build(sys.argv[1:])()
+        from lengthwise.flags import gather
+
+        argv = gather(sys.argv[1:])
+        build(argv)(argv)
     except _user_errors() as error:
         typer.echo(f"lengthwise: {error}", err=True)
         raise SystemExit(2) from None

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from policies.compose import PolicyChoiceError
+from serving.slo import Limit, check_goodput, parse_goodput, parse_slo, positive
 
-TRACE, POLICY, STEP, MEMORY, TIME = (
+TRACE, POLICY, STEP, MEMORY, TIME, CLUSTER, SLO = (
     "The trace",
     "The policy: who runs next",
     "What bounds a step",
     "Memory",
     "Time",
+    "The cluster",
+    "What is good enough",
 )
 
 
@@ -82,6 +85,33 @@ class RunConfig(BaseModel):
     cuda_graphs: bool = flag(TIME, "Decode rows round up to captured sizes.", False)
     jump: bool = flag(TIME, "Take runs of equal decode steps at once.", True)
 
+    replicas: int = flag(CLUSTER, "Engines behind a router.", 1, ge=1)
+    router: str | None = flag(CLUSTER, "Which replica a request goes to, e.g. round-robin.")
+    groups: tuple[dict[str, Any], ...] | None = Field(
+        None, description="Groups of replicas that differ: each its `replicas` and other fields."
+    )
+
+    slo: dict[str, float] | None = flag(SLO, "Limits of the run: ttft_p99_ms=500,tpot_p99_ms=50.")
+    goodput: dict[str, float] | None = flag(SLO, "Limits of each request: ttft:500 tpot:50.")
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _slo(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return parse_slo(given)
+        if isinstance(given, dict):
+            return {k: Limit.of(str(k), positive(str(k), v)).limit_ms for k, v in given.items()}
+        return given
+
+    @field_validator("goodput", mode="before")
+    @classmethod
+    def _goodput(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return parse_goodput(given)
+        if isinstance(given, dict):
+            return {k: positive(k, v) for k, v in check_goodput(given).items()}
+        return given
+
     @classmethod
     def of(cls, **fields: Any) -> Self:
         """Check and build.
@@ -96,7 +126,8 @@ class RunConfig(BaseModel):
             name = "--" + str(first["loc"][0]).replace("_", "-")
             if first["type"] == "extra_forbidden":
                 raise PolicyChoiceError(f"{name}: there is no such option") from error
-            raise PolicyChoiceError(f"{name} {first.get('input')}: {first['msg']}") from error
+            message = first["msg"].removeprefix("Value error, ")
+            raise PolicyChoiceError(f"{name} {first.get('input')}: {message}") from error
 
     def with_defaults(self, defaults: dict[str, Any]) -> Self:
         """The same with `defaults` where nothing was asked for."""

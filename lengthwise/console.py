@@ -144,8 +144,17 @@ def _service(record: Record) -> dict[str, str]:
         f"{number(s['output_throughput'])} output tok/s, "
         f"{number(s['total_token_throughput'])} total tok/s",
     }
-    if "request_goodput" in s:
-        facts["Goodput"] = f"{number(s['request_goodput'])} requests/s within every limit"
+    if s.get("request_goodput") is not None:
+        facts["Goodput"] = (
+            f"{number(s['request_goodput'])} requests/s within every limit, "
+            f"{percent(s['slo_attainment'])} of requests"
+        )
+    for name, part in s.get("slo", {}).items():
+        value = "for ever" if part["value_ms"] is None and not part["met"] else "undefined"
+        if part["value_ms"] is not None:
+            value = f"{number(part['value_ms'])} ms"
+        verdict = "met" if part["met"] else "NOT met"
+        facts[f"SLO {name}"] = f"{verdict}: {value}, limit {number(part['limit_ms'])} ms"
     return facts
 
 

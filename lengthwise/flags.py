@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -12,6 +13,8 @@ from pydantic.fields import FieldInfo
 
 from lengthwise.config import RunConfig, panel_of
 from policies.compose import PolicyChoiceError
+
+_LIMIT = re.compile(r"\w+:\S+")
 
 
 def takes_run_flags(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -26,7 +29,7 @@ def takes_run_flags(*leave_out: str) -> Callable[[Callable[..., None]], Callable
         fields = {
             name: field
             for name, field in RunConfig.model_fields.items()
-            if name != "trace" and name not in leave_out
+            if panel_of(field) and name not in leave_out
         }
         flags = [_parameter(name, field) for name, field in fields.items()]
 
@@ -42,6 +45,22 @@ def takes_run_flags(*leave_out: str) -> Callable[[Callable[..., None]], Callable
         return wrapper
 
     return decorate
+
+
+def gather(argv: Sequence[str]) -> list[str]:
+    """The arguments, with `--goodput ttft:500 tpot:50` (as in `vllm bench serve`) as one value."""
+    gathered: list[str] = []
+    limits: list[str] | None = None
+    for word in argv:
+        if limits is not None and _LIMIT.fullmatch(word):
+            limits.append(word)
+            gathered[-1] = " ".join(limits)
+            continue
+        limits = [] if word == "--goodput" else None
+        gathered.append(word)
+        if limits is not None:
+            gathered.append("")
+    return gathered
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[Line, ...]] = {
         Line("Requests/s", "request_throughput", best="max"),
         Line("Output tokens/s", "output_throughput", best="max"),
         Line("Goodput (requests/s)", "request_goodput", best="max"),
+        Line("Requests within every limit", "slo_attainment", "percent", "max"),
     ),
     **{LABELS[name]: _latency(name) for name in LATENCIES},
     "Computed work": (

@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from serving.distribution import Distribution
 from serving.gaps import token_gaps
+from serving.slo import LATENCIES, attainment
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
-"""Latencies in the order in which they are printed; in a summary `{mean,...}_{latency}_ms`."""
-
-GOODPUT = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
-"""What a per-request SLO may limit, and its column."""
+__all__ = ["LATENCIES", "Efficiency", "efficiency", "latencies", "summarize"]
 
 FloatArray = NDArray[np.float64]
 
@@ -27,6 +24,7 @@ def summarize(
     requests: pd.DataFrame,
     steps: pd.DataFrame,
     events: pd.DataFrame,
+    slo: Mapping[str, float] | None = None,
     goodput: Mapping[str, float] | None = None,
     taken: Mapping[str, Distribution] | None = None,
 ) -> dict[str, Any]:
@@ -37,8 +35,9 @@ def summarize(
             budget), `kv_blocks` (usable blocks), `peak_flops` (FLOP/s), `peak_bytes_per_s`,
             `enable_prefix_caching`.
         requests, steps, events: tables with the columns of `serving.tables`.
-        goodput: per-request limits in ms by latency (`ttft`, `tpot`, `e2el`); with them the
-            summary has `request_goodput`.
+        slo: limits on the run's figures, in ms by name (`ttft_p99_ms`).
+        goodput: limits on each request, in ms by latency (`ttft`, `tpot`, `e2el`). With either the
+            summary has what `serving.slo.attainment` gives.
         taken: what `latencies` gives for these tables, where it is known already.
 
     Raises:
@@ -63,7 +62,8 @@ def summarize(
         "output_throughput": _ratio(output, duration),
         "total_token_throughput": _ratio(prompt + output, duration),
     }
-    for name, values in (taken or latencies(requests, steps, events)).items():
+    taken = taken or latencies(requests, steps, events)
+    for name, values in taken.items():
         summary |= _figures(name, values)
     summary |= {
         "padding_ratio": use["whole"].padding_ratio,
@@ -78,8 +78,8 @@ def summarize(
         **_kv_figures(config, steps),
         **_utilisation(config, steps),
     }
-    if goodput is not None:
-        summary["request_goodput"] = _ratio(_meeting(finished, goodput), duration)
+    if slo or goodput:
+        summary |= attainment(requests, taken, slo or {}, goodput or {}, duration)
     return summary
 
 
@@ -132,29 +132,6 @@ def efficiency(steps: pd.DataFrame) -> dict[str, Efficiency]:
         "decode": Efficiency(*decode),
         "whole": Efficiency(*(p + d for p, d in zip(prefill, decode, strict=True))),
     }
-
-
-def meets(finished: pd.DataFrame, goodput: Mapping[str, float]) -> NDArray[np.bool_]:
-    """Which finished requests meet every limit, shape [finished]; an undefined figure meets it.
-
-    Args:
-        finished: rows of the request table.
-        goodput: limits in ms by `ttft`, `tpot`, `e2el`.
-
-    Raises:
-        ValueError: a limit on something else.
-    """
-    good = np.ones(len(finished), np.bool_)
-    for name, limit_ms in goodput.items():
-        if name not in GOODPUT:
-            raise ValueError(f"goodput: {name!r} is not one of {', '.join(GOODPUT)}")
-        value = finished[GOODPUT[name]].to_numpy(np.float64)
-        good &= np.isnan(value) | (value * 1e3 <= limit_ms)
-    return good
-
-
-def _meeting(finished: pd.DataFrame, goodput: Mapping[str, float]) -> int:
-    return int(meets(finished, goodput).sum())
 
 
 def _duration(requests: pd.DataFrame, finished: pd.DataFrame) -> float | None:

@@ -61,12 +61,13 @@ class Record:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The figures, as `serving.metrics.summarize` defines them; SLOs from config `goodput`."""
+        """The figures of `serving.metrics.summarize`; limits from config `slo` and `goodput`."""
         return summarize(
             self.config,
             self.requests,
             self.steps,
             self.events,
+            slo=self.config.get("slo"),
             goodput=self.config.get("goodput"),
             taken=self.latencies,
         )

@@ -14,6 +14,7 @@ import pytest
 from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
 from tests.shared import ROOT
 from tests.test_metrics import DESIGN_KEYS
+from tests.test_slo import SLO_KEYS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)?(?: file=(\S+))?\n(.*?)^```$", re.M | re.S)
@@ -85,7 +86,7 @@ def test_every_column_and_kind_is_explained() -> None:
 
 def test_every_figure_is_explained() -> None:
     said = named("metrics.md")
-    for key in (*DESIGN_KEYS, "request_goodput"):
+    for key in (*DESIGN_KEYS, *SLO_KEYS):
         latency = re.fullmatch(r"(mean|median|p90|p99|std)_(ttft|tpot|itl|e2el|queue)_ms", key)
         assert key == "policy" or (latency[2] if latency else key) in said | {
             "mean_grouping_wait_ms"

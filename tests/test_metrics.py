@@ -216,11 +216,11 @@ def test_goodput_counts_requests_that_meet_every_limit() -> None:
             gaps = len(x.tokens) - 1
             tpot = (x.tokens[-1] - x.tokens[0]) / gaps if gaps > 0 else 0  # undefined: met
             good += ttft <= 1.0 and tpot <= 0.3
-    s = summarize(r.config, r.requests, r.steps, r.events, limits)
+    s = summarize(r.config, r.requests, r.steps, r.events, goodput=limits)
     assert 0 < good < s["completed"]
     assert s["request_goodput"] == pytest.approx(good / s["duration"])
     with pytest.raises(ValueError, match=r"'itl' is not one of ttft, tpot, e2el"):
-        summarize(r.config, r.requests, r.steps, r.events, {"itl": 1.0})
+        summarize(r.config, r.requests, r.steps, r.events, goodput={"itl": 1.0})
 
 
 def test_events_that_fit_no_table_are_an_error() -> None:
