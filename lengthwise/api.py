@@ -8,11 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from lengthwise.cluster import make_router, prepare_run
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
-from lengthwise.prepare import Prepared, prepare, requests_of
+from lengthwise.prepare import Prepared, requests_of
 from policies.compose import NAMED, compose
 from serving.assemble import assemble
 from serving.core import Core
@@ -56,7 +58,7 @@ def replay(
     if not isinstance(trace, Trace):
         config = config.model_copy(update={"trace": str(trace)})
         trace = read_trace(config)
-    return run(prepare(config, trace), trace, progress)
+    return run(prepare_run(config, trace), trace, progress)
 
 
 def compare(
@@ -76,7 +78,7 @@ def compare(
         config = RunConfig.of(trace=str(trace), **options)
         trace = read_trace(config)
         options = {**options, "trace": config.trace}
-    prepared = [prepare(own_options(policy, options), trace) for policy in policies]
+    prepared = [prepare_run(own_options(policy, options), trace) for policy in policies]
     return {
         policy: run(ready, trace, None if progress is None else progress(policy))
         for policy, ready in zip(policies, prepared, strict=True)
@@ -116,30 +118,44 @@ def read_trace(config: RunConfig) -> Trace:
 
 def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Record:
     """Simulate a prepared run."""
+    members = ready.members or (ready,)
+    engines = [make_engine(member) for member in members]
+    hashed = any(member.settings.enable_prefix_caching for member in members)
+    requests = requests_of(trace, ready.settings.block_size, hashed)
+    recorders = [recorder for _, recorder in engines]
+    costs, ways = [member.cost for member in members], [_driven(member) for member in members]
+    interrupted = False
+    with looked_at(recorders, len(trace), progress):
+        try:
+            simulate(requests, engines, costs, ways, make_router(ready))
+        except KeyboardInterrupt:
+            interrupted = True
+    return finish(ready, trace, recorders, interrupted)
+
+
+def make_engine(ready: Prepared) -> tuple[Core, Recorder]:
+    """A prepared replica that has not run: its core, and the recorder of what it does."""
     recorder = Recorder()
     planner = compose(ready.point, ready.settings, recorder)
-    core = Core(planner, recorder, ready.settings.max_model_len)
-    requests = requests_of(trace, ready.settings.block_size, ready.settings.enable_prefix_caching)
-    how = Options(
+    return Core(planner, recorder, ready.settings.max_model_len), recorder
+
+
+def _driven(ready: Prepared) -> Options:
+    return Options(
         depth=2 if ready.settings.async_scheduling else 1,
         jump=ready.config.jump,
         cuda_graphs=ready.config.cuda_graphs,
     )
-    interrupted = False
-    with looked_at(recorder, len(trace), progress):
-        try:
-            simulate(requests, [(core, recorder)], ready.cost, how)
-        except KeyboardInterrupt:
-            interrupted = True
-    return finish(ready, trace, [recorder], interrupted)
 
 
 def finish(
     ready: Prepared, trace: Trace, recorders: Sequence[Recorder], interrupted: bool = False
 ) -> Record:
     """The record of what the recorders hold; of an interrupted run, what had run until then."""
-    cost: Any = ready.cost
-    tables = assemble(trace, recorders, getattr(cost, "flops", None), getattr(cost, "bytes", None))
+    costs: list[Any] = [member.cost for member in ready.members or (ready,)]
+    flops = [getattr(cost, "flops", None) for cost in costs]
+    moved = [getattr(cost, "bytes", None) for cost in costs]
+    tables = assemble(trace, recorders, flops, moved)
     config = describe(ready)
     if interrupted:
         config["interrupted"] = True
@@ -148,9 +164,12 @@ def finish(
 
 def extrapolated(ready: Prepared, steps: pd.DataFrame) -> list[str]:
     """How much of a run under a fitted cost lies outside the shapes that were measured."""
-    if not isinstance(ready.cost, FittedCost):
-        return []
-    outside = ready.cost.outside({name: steps[name].to_numpy() for name in STEPS})
+    outside = np.zeros(len(steps), bool)
+    replica = steps["replica"].to_numpy()
+    for number, member in enumerate(ready.members or (ready,)):
+        if isinstance(member.cost, FittedCost):
+            own = replica == number
+            outside[own] = member.cost.outside({n: steps[n].to_numpy()[own] for n in STEPS})
     if not outside.any():
         return []
     seconds = (steps.end_s - steps.start_s)[outside].sum()

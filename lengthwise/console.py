@@ -186,10 +186,15 @@ def _engine(record: Record) -> dict[str, str]:
     s, budget = record.summary, record.config.get("max_num_batched_tokens")
     used = f", computed slots fill {percent(s['budget_use'])} of {budget:,}" if budget else ""
     kv = f"mean {percent(s['kv_mean_fraction'])}, peak {percent(s['kv_peak_fraction'])}"
-    facts = {
+    if s["kv_peak_fraction"] is None:  # of replicas that differ, nobody's share is the cluster's
+        kv = NONE if "members" in record.config else "unlimited"
+    facts = {}
+    if record.config.get("replicas"):
+        facts["Replicas"] = f"{record.config['replicas']:,} behind {record.config['router']}"
+    facts |= {
         "Steps": f"{s['steps']:,}, {number(s['mean_running'])} requests running on average",
         "Tokens a step": number(s["mean_step_tokens"]) + used,
-        "KV blocks in use": "unlimited" if s["kv_peak_fraction"] is None else kv,
+        "KV blocks in use": kv,
         "Preemptions": f"{s['preemptions']:,}",
     }
     if s["prefix_hit_rate"] is not None:

@@ -33,6 +33,9 @@ SIMULATED = (
     "allreduce_us",
     "cuda_graphs",
     "jump",
+    "replicas",
+    "router",
+    "groups",
 )
 """Options of a simulated run that say nothing about a measured one."""
 
@@ -114,7 +117,7 @@ def run_on_model(
         config = config.model_copy(update={"block_size": engine.block_size})
         ready = prepare(config, trace)
     recorder = Recorder()
-    with looked_at(recorder, len(trace), progress):
+    with looked_at([recorder], len(trace), progress):
         found = measure(
             engine,
             trace,

@@ -6,7 +6,7 @@ The loop itself knows nothing of it: everything is read from what the recorder h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -81,22 +81,43 @@ class Looker:
         return self._last
 
 
+def together(parts: Sequence[Glimpse]) -> Glimpse:
+    """How several replicas stand, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Glimpse(
+        total=parts[0].total,
+        done=sum(part.done for part in parts),
+        seconds=max(part.seconds for part in parts),
+        steps=sum(part.steps for part in parts),
+        tokens=sum(part.tokens for part in parts) / len(parts),
+        waiting=sum(part.waiting for part in parts),
+        running=sum(part.running for part in parts),
+        kv_blocks=sum(part.kv_blocks for part in parts),
+    )
+
+
 @contextmanager
-def looked_at(recorder: Recorder, total: int, progress: Progress | None) -> Iterator[None]:
-    """Tell `progress` how the run stands that fills `recorder`, and once more at its end.
+def looked_at(
+    recorders: Sequence[Recorder], total: int, progress: Progress | None
+) -> Iterator[None]:
+    """Tell `progress` how the run stands that fills `recorders`, and once more at its end.
 
     What `progress` raises ends the looking, and is raised at the end of the run.
     """
     if progress is None:
         yield
         return
-    looker, over = Looker(recorder, total), threading.Event()
+    lookers, over = [Looker(recorder, total) for recorder in recorders], threading.Event()
     raised: list[BaseException] = []
+
+    def look() -> Glimpse:
+        return together([looker.look() for looker in lookers])
 
     def watch() -> None:
         try:
             while not over.wait(PERIOD):
-                progress(looker.look())
+                progress(look())
         except BaseException as error:
             raised.append(error)
 
@@ -109,4 +130,4 @@ def looked_at(recorder: Recorder, total: int, progress: Progress | None) -> Iter
         thread.join()
     if raised:
         raise raised[0]
-    progress(looker.look())
+    progress(look())

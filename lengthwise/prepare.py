@@ -40,6 +40,15 @@ class Prepared:
     cost: CostModel
     facts: dict[str, Any]  # derived figures that go into config.json
     notes: tuple[str, ...]
+    members: tuple[Prepared, ...] = ()  # the replicas, where there are several
+
+    @property
+    def room(self) -> tuple[int, int | None]:
+        """Seats and usable KV blocks of all replicas; None where memory plays no part."""
+        settings = [member.settings for member in self.members or (self,)]
+        blocks = [s.usable_blocks for s in settings if s.usable_blocks is not None]
+        seats = sum(s.max_num_seqs for s in settings)
+        return seats, sum(blocks) if len(blocks) == len(settings) else None
 
 
 def prepare(config: RunConfig, trace: Trace) -> Prepared:

@@ -43,18 +43,17 @@ def replay(
     --hardware h100 --max-num-batched-tokens 2048
     """
     from lengthwise.api import read_trace, run
+    from lengthwise.cluster import prepare_run
     from lengthwise.console import refusals, replay_table
     from lengthwise.live import live
-    from lengthwise.prepare import prepare
     from serving.folder import ensure_free
 
     settings = RunConfig.of(**given_fields(trace, config, asked))
     folder = out or new_name(Path("runs"), settings.policy)
     ensure_free(folder, force)
     requests = read_trace(settings)
-    ready = prepare(settings, requests)
-    seats, blocks = ready.settings.max_num_seqs, ready.settings.usable_blocks
-    with live("replaying", len(requests), seats, blocks, quiet or as_json) as progress:
+    ready = prepare_run(settings, requests)
+    with live("replaying", len(requests), *ready.room, quiet or as_json) as progress:
         record = run(ready, requests, progress)
     record.save(folder, force)
     if as_json:
@@ -85,9 +84,9 @@ def compare(
     For example: lengthwise compare chat --policies static,continuous,chunked-prefill
     """
     from lengthwise.api import own_options, read_trace, run
+    from lengthwise.cluster import prepare_run
     from lengthwise.console import compare_table, refusals
     from lengthwise.live import live
-    from lengthwise.prepare import prepare
     from serving.folder import ensure_free, new_folder
 
     names = list(NAMED) if policies is None else [p.strip() for p in policies.split(",")]
@@ -97,12 +96,10 @@ def compare(
     requests = read_trace(RunConfig.of(**fields))
     folder = out or new_name(Path("runs"), "compare")
     ensure_free(folder, force)
-    ready = {name: prepare(own_options(name, fields), requests) for name in names}
+    ready = {name: prepare_run(own_options(name, fields), requests) for name in names}
     records = {}
     for name in names:
-        settings = ready[name].settings
-        seats, blocks = settings.max_num_seqs, settings.usable_blocks
-        with live(name, len(requests), seats, blocks, quiet or as_json) as progress:
+        with live(name, len(requests), *ready[name].room, quiet or as_json) as progress:
             records[name] = run(ready[name], requests, progress)
     summaries = {name: record.summary for name, record in records.items()}
     with new_folder(folder, force) as temporary:

@@ -162,6 +162,10 @@ class BatchDecodes(NamedTuple):
         rows = self.batch.rows
         return [(r, r.prompt + computed) for r in rows if r.output > self.generated]
 
+    def opening_run(self, steps: int) -> Sequence[int]:
+        """None: a batch has taken all its blocks."""
+        return [0] * steps
+
 
 class Ending(NamedTuple):
     """What the end of a planned step will bring."""

@@ -21,25 +21,30 @@ Estimate = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float64]]
 def assemble(
     trace: Trace,
     recorders: Sequence[Recorder],
-    flops: Estimate | None = None,
-    bytes_moved: Estimate | None = None,
+    flops: Estimate | Sequence[Estimate | None] | None = None,
+    bytes_moved: Estimate | Sequence[Estimate | None] | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The request, step and event tables of one run.
 
     Args:
         trace: what was asked for; its rows are the requests.
         recorders: one a replica, in order.
-        flops: useful arithmetic of the model, where there is a model.
-        bytes_moved: weights and KV moved, where there is a model.
+        flops: useful arithmetic of the model, where there is a model; one a replica where they
+            differ.
+        bytes_moved: weights and KV moved, likewise.
     """
     steps, events = [], []
+    arithmetic, moved = (
+        made if isinstance(made, Sequence) else [made] * len(recorders)
+        for made in (flops, bytes_moved)
+    )
     requests = _blank_requests(trace)
     for replica, recorder in enumerate(recorders):
         columns: dict[str, NDArray[Any]] = dict(recorder.step_columns())
         count = len(columns["step"])
         columns["replica"] = np.full(count, replica)
-        columns["flops"] = np.full(count, np.nan) if flops is None else flops(columns)
-        columns["bytes"] = np.full(count, np.nan) if bytes_moved is None else bytes_moved(columns)
+        for name, estimate in (("flops", arithmetic[replica]), ("bytes", moved[replica])):
+            columns[name] = np.full(count, np.nan) if estimate is None else estimate(columns)
         steps.append(columns)
         rows = recorder.event_rows()
         events.append(rows)

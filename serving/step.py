@@ -47,6 +47,9 @@ class Decodes(Protocol):
         the next plan.
         """
 
+    def opening_run(self, steps: int) -> Sequence[int]:
+        """KV blocks opened in each of the next `steps` steps of a run of equal ones."""
+
 
 class Features(NamedTuple):
     """What a step costs is a function of these sums, never of the policy's name.

@@ -118,8 +118,8 @@ class Replica:
         env: simpy.Environment,
         feed: Feed,
         core: Core,
-        cost: CostModel,
         recorder: Recorder,
+        cost: CostModel,
         how: Options,
     ) -> None:
         self.env = env
@@ -172,12 +172,13 @@ class Replica:
             elif flight[0].ends:
                 now = yield from self._collect_run(flight[0], flight[0].ends)
             else:
-                ended = flight.popleft()
+                ended = flight[0]
                 now = ended.end
                 if now > env.now:
                     yield env.timeout(now - env.now)
-                if feed.next < now:  # routed as of before this step's end
-                    feed.deliver(feed.next)
+                if feed.next <= now:  # routed as of before this step's end
+                    feed.deliver(now)
+                flight.popleft()
                 finished = core.complete(ended.step)
                 if finished:
                     self.outstanding -= len(finished)
@@ -241,6 +242,8 @@ class Replica:
             if until > env.now:
                 yield env.timeout(until - env.now)
         self._unwatch()
+        if self.feed.next <= until:  # routed as of before this step's end
+            self.feed.deliver(until)
         self._most = min(2 * count, 4096)
         last, used = self.core.advance(flight.step, count)
         self.recorder.run(flight.step, flight.start, ends[:count], used)
@@ -251,6 +254,17 @@ class Replica:
             return until
         self.outstanding -= len(self.core.complete(last))
         return end
+
+    def kv_used(self, now: float) -> int:
+        """KV blocks held after the last step planned before `now`; 0 when idle."""
+        if not self._flight:
+            return 0
+        flight = self._flight[-1]
+        used = flight.step.blocks_used
+        if flight.ends:
+            ahead = self._cut(flight, len(flight.ends), now) - 1
+            used += sum(flight.step.decodes.opening_run(ahead))
+        return used
 
     def _cut(self, flight: Flight, count: int, time: float) -> int:
         """How many steps of a run are planned before `time`.
@@ -289,8 +303,8 @@ def first_replica(request: Request, replicas: Sequence[Replica]) -> Replica:
 def simulate(
     requests: Iterator[Request],
     engines: Sequence[tuple[Core, Recorder]],
-    cost: CostModel,
-    how: Options | None = None,
+    cost: CostModel | Sequence[CostModel],
+    how: Options | Sequence[Options] | None = None,
     route: Router = first_replica,
 ) -> None:
     """Run the requests through the engines to the end; the recorders hold what happened.
@@ -298,18 +312,22 @@ def simulate(
     Args:
         requests: in order of arrival.
         engines: one a replica.
-        cost: how long a step takes.
-        how: how the replicas are driven.
+        cost: how long a step takes; one a replica where they differ.
+        how: how the replicas are driven; one a replica where they differ.
         route: which replica a request goes to.
 
     Raises:
         PolicyError: requests are left that the policy will never schedule.
     """
     env = simpy.Environment()
-    how = how or Options()
+    costs = cost if isinstance(cost, Sequence) else [cost] * len(engines)
+    ways = how if isinstance(how, Sequence) else [how or Options()] * len(engines)
     replicas: list[Replica] = []
     feed = Feed(env, requests, lambda request: route(request, replicas).arrive(request))
-    replicas += [Replica(env, feed, core, cost, recorder, how) for core, recorder in engines]
+    replicas += [
+        Replica(env, feed, *engine, price, way)
+        for engine, price, way in zip(engines, costs, ways, strict=True)
+    ]
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live for a moment, and none of them in a cycle
     try:

@@ -26,6 +26,10 @@ class Nobody:
         """None."""
         return ()
 
+    def opening_run(self, steps: int) -> Sequence[int]:
+        """None."""
+        return [0] * steps
+
 
 NOBODY = Nobody()
 
