@@ -52,6 +52,10 @@ class _Decodes(NamedTuple):
         """All of them."""
         return self.rows
 
+    def opening_run(self, steps: int) -> Sequence[int]:
+        """None: its memory is taken before."""
+        return [0] * steps
+
 
 class Profiler:
     """An engine with memory for every cell of a grid.
