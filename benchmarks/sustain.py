@@ -14,8 +14,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from lengthwise.api import own_options, run
+from lengthwise.api import run
 from lengthwise.prepare import prepare
+from lengthwise.unused import own_options
 from policies.compose import NAMED
 from serving.record import Record
 from traces import Trace, load

@@ -12,6 +12,7 @@ import torch
 from executor.cache import page_bytes
 from policies.compose import Point, Settings
 from policies.drain import Activations
+from policies.sglang.limits import SPARE_TOKENS
 from sim.memory import DoesNotFitError, logits_bytes, slot_bytes
 from sim.models import Model
 from traces.trace import Trace
@@ -119,6 +120,8 @@ def _most(point: Point, settings: Settings, trace: Trace) -> int:
     if point.layout != "packed":
         width = max(settings.max_model_len, max(settings.bucket_bounds))
         return min(seats, len(trace)) * -(-(width + int(trace.output_tokens.max())) // size)
+    if point.lifecycle == "sglang":  # it keeps a page back for each, and wants room to spare
+        lengths = lengths + size + SPARE_TOKENS
     blocks = -(-np.sort(lengths)[::-1] // size)
     if not settings.enable_prefix_caching:
         blocks = blocks[:seats]

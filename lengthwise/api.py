@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lengthwise.cluster import make_router, prepare_run
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, requests_of
+from lengthwise.unused import compared
 from policies.compose import NAMED, compose
 from serving.assemble import assemble
 from serving.core import Core
@@ -36,7 +37,7 @@ def load_trace(source: str | Path, **options: Any) -> Trace:
 
 def replay(
     trace: Trace | str | Path,
-    policy: str = "chunked-prefill",
+    policy: str | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Record:
@@ -44,7 +45,8 @@ def replay(
 
     Args:
         trace: a trace, a file, or the name of a built-in workload.
-        policy: one of the six, or a user's own (`file.py:MyPolicy`).
+        policy: by name, or a user's own (`file.py:MyPolicy`); `chunked-prefill` if not given, or
+            what is the engine's own with `like`.
         progress: told a few times a second how the run stands, from another thread.
         options: the flags of `lengthwise replay`, with underscores.
 
@@ -54,7 +56,7 @@ def replay(
     Raises:
         ValueError: the user's mistake, with the flag, what was found and what to do.
     """
-    config = RunConfig.of(policy=policy, **options)
+    config = RunConfig.of(**({} if policy is None else {"policy": policy}), **options)
     if not isinstance(trace, Trace):
         config = config.model_copy(update={"trace": str(trace)})
         trace = read_trace(config)
@@ -69,7 +71,8 @@ def compare(
 ) -> dict[str, Record]:
     """Replay one trace under several policies.
 
-    Options that only some of the policies know go to those (a token budget, bucket bounds).
+    Options that only some of the policies know go to those (a token budget, bucket bounds). With
+    `like="own"` each policy has the defaults of the engine whose scheduler it is.
 
     Returns:
         A record for each policy, in the order given.
@@ -78,28 +81,11 @@ def compare(
         config = RunConfig.of(trace=str(trace), **options)
         trace = read_trace(config)
         options = {**options, "trace": config.trace}
-    prepared = [prepare_run(own_options(policy, options), trace) for policy in policies]
+    prepared = {p: prepare_run(own, trace) for p, own in compared(policies, options).items()}
     return {
         policy: run(ready, trace, None if progress is None else progress(policy))
-        for policy, ready in zip(policies, prepared, strict=True)
+        for policy, ready in prepared.items()
     }
-
-
-def own_options(policy: str, options: Mapping[str, Any]) -> RunConfig:
-    """The options of a comparison that this policy knows.
-
-    A token budget below the model's limit is not for `continuous`, whose prompts stay whole.
-    """
-    known = dict(options)
-    if policy in ("static", "dynamic-padding", "bucketing", "continuous"):
-        known.pop("max_num_batched_tokens", None)
-    if policy in NAMED and policy != "bucketing":
-        known.pop("bucket_bounds", None)
-        known.pop("max_wait_ms", None)
-    if policy in NAMED and NAMED[policy].lifecycle == "drain":
-        for option in ("long_prefill_token_threshold", "watermark", "enable_prefix_caching"):
-            known.pop(option, None)
-    return RunConfig.of(policy=policy, **known)
 
 
 def read_trace(config: RunConfig) -> Trace:
@@ -121,7 +107,8 @@ def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Reco
     members = ready.members or (ready,)
     engines = [make_engine(member) for member in members]
     hashed = any(member.settings.enable_prefix_caching for member in members)
-    requests = requests_of(trace, ready.settings.block_size, hashed)
+    radix = ready.point.lifecycle == "sglang"
+    requests = requests_of(trace, ready.settings.block_size, hashed, radix)
     recorders = [recorder for _, recorder in engines]
     costs, ways = [member.cost for member in members], [_driven(member) for member in members]
     interrupted = False

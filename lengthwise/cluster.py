@@ -65,7 +65,7 @@ def _cluster(ready: Prepared, members: Sequence[Prepared]) -> Prepared:
     router = config.router or DEFAULT_ROUTER
     if router not in ROUTERS:
         raise PolicyChoiceError(f"--router {router}: {nearest(router, ROUTERS)}")
-    caching = [m.settings.enable_prefix_caching for m in members]
+    caching = [m.facts["enable_prefix_caching"] for m in members]
     sizes = {m.settings.block_size for m in members}
     if router == "prefix-affinity" and not all(caching):
         raise PolicyChoiceError(
@@ -74,6 +74,11 @@ def _cluster(ready: Prepared, members: Sequence[Prepared]) -> Prepared:
         )
     if any(caching) and len(sizes) > 1:
         raise PolicyChoiceError("groups: with prefix caching all have the same block_size")
+    if any(caching) and len({m.point.lifecycle == "sglang" for m in members}) > 1:
+        raise PolicyChoiceError(
+            "groups: with prefix caching sglang, whose radix cache matches tokens, stands behind no "
+            "router with policies that match blocks"
+        )
     facts = {name: _shared(m.facts.get(name) for m in members) for name in ready.facts}
     facts |= {
         "replicas": len(members),

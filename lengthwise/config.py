@@ -9,14 +9,16 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from lengthwise.engines import OWN_POLICY
 from policies.compose import PolicyChoiceError
 from serving.slo import Limit, check_goodput, parse_goodput, parse_slo, positive
 
-TRACE, POLICY, STEP, MEMORY, TIME, CLUSTER, SLO = (
+TRACE, POLICY, STEP, MEMORY, SGLANG, TIME, CLUSTER, SLO = (
     "The trace",
     "The policy: who runs next",
     "What bounds a step",
     "Memory",
+    "SGLang's own: with --policy sglang",
     "Time",
     "The cluster",
     "What is good enough",
@@ -49,11 +51,11 @@ class RunConfig(BaseModel):
     spread_ties: bool = flag(TRACE, "Spread arrivals of equal time within the clock's tick.", False)
     tokenizer: str | None = flag(TRACE, "Tokenizer file, for traces of text.")
 
-    policy: str = flag(POLICY, "One of the six, or a class: file.py:MyPolicy.", "chunked-prefill")
+    policy: str = flag(POLICY, "By name, or a class: file.py:MyPolicy.", "chunked-prefill")
     layout: str | None = flag(POLICY, "Pad to: limit, bucket, longest; or packed.")
     lifecycle: str | None = flag(POLICY, "drain, continuous or chunked-prefill.")
     order: str | None = flag(POLICY, "Of the queue: fcfs, priority or shortest.")
-    like: str | None = flag(POLICY, "An engine's defaults: vllm.")
+    like: str | None = flag(POLICY, "An engine's defaults: vllm, sglang; own: the policy's.")
 
     max_num_seqs: int | None = flag(STEP, "Seats.")
     max_num_batched_tokens: int | None = flag(STEP, "Token budget.")
@@ -69,6 +71,18 @@ class RunConfig(BaseModel):
     block_size: int | None = flag(MEMORY, "Tokens of a KV block.")
     num_gpu_blocks_override: int | None = flag(MEMORY, "KV blocks, one the null block.")
     gpu_memory_utilization: float | None = flag(MEMORY, "Share of the memory to use.")
+
+    chunked_prefill_size: int | None = flag(SGLANG, "--max-num-batched-tokens; -1: whole prompts.")
+    max_prefill_tokens: int | None = flag(SGLANG, "Prompt tokens that end a prefill batch.")
+    max_running_requests: int | None = flag(SGLANG, "--max-num-seqs.")
+    schedule_policy: str | None = flag(SGLANG, "fcfs; see --order.")
+    schedule_conservativeness: float | None = flag(SGLANG, "Share of outputs kept room for.")
+    page_size: int | None = flag(SGLANG, "--block-size.")
+    enable_mixed_chunk: bool | None = flag(SGLANG, "Decodes ride along with prefills.")
+    disable_radix_cache: bool | None = flag(SGLANG, "--no-enable-prefix-caching.")
+    mem_fraction_static: float | None = flag(SGLANG, "Share of a GPU for weights and KV.")
+    max_total_tokens: int | None = flag(SGLANG, "KV tokens.")
+    ignore_eos: bool | None = flag(SGLANG, "No request can end early: it changes admission.")
 
     cost: str | None = flag(TIME, "roofline, fixed, or the FILE of a fitted cost.")
     step_ms: float | None = flag(TIME, "Time of a step under --cost fixed.")
@@ -114,11 +128,14 @@ class RunConfig(BaseModel):
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """Check and build.
+        """Check and build; the policy is the engine's own where only `like` is given.
 
         Raises:
             PolicyChoiceError: names the flag, what was given and what it takes.
         """
+        own = OWN_POLICY.get(str(fields.get("like")))
+        if own is not None:
+            fields.setdefault("policy", own)
         try:
             return cls(**fields)
         except ValidationError as error:

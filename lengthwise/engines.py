@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from policies.compose import PolicyChoiceError
+from policies.compose import Point, PolicyChoiceError
 
 GIB = 1 << 30
 
@@ -41,8 +41,62 @@ VLLM: tuple[Flag, ...] = (
 """vLLM's flags. The defaults of the first two by the GPU's memory, for the server: 8,192 tokens and
 1,024 seats from 70 GiB except on an A100, 16,384 and 1,024 from 160 GiB, else 2,048 and 256."""
 
-ENGINES: dict[str, tuple[Flag, ...]] = {"vllm": VLLM}
+SGLANG_VERSION = "0.5.21"
+"""The version that the table was checked against."""
+
+SGLANG: tuple[Flag, ...] = (
+    Flag("--chunked-prefill-size", "max_num_batched_tokens", "by memory", "-1: whole prompts"),
+    Flag("--max-prefill-tokens", "max_prefill_tokens", 16384),
+    Flag("--max-running-requests", "max_num_seqs", "by memory", "at most half the pool's tokens"),
+    Flag("--schedule-policy", "order", "fcfs", "fcfs only"),
+    Flag("--schedule-conservativeness", "schedule_conservativeness", 1.0),
+    Flag("--page-size", "block_size", 1),
+    Flag("--enable-mixed-chunk", "enable_mixed_chunk", False),
+    Flag("--disable-radix-cache", "enable_prefix_caching", True, "the opposite"),
+    Flag("--mem-fraction-static", "mem_fraction_static", "by memory"),
+    Flag("--max-total-tokens", "num_gpu_blocks_override", None, "whole pages, and a null block"),
+    Flag("--context-length", "max_model_len", None, "the model's own limit"),
+    Flag("--tp-size", "tp", 1),
+)
+"""SGLang's flags. Those with an effect of their own, and the defaults by the GPU's memory, are in
+`lengthwise.sglang_flags`."""
+
+ENGINES: dict[str, tuple[Flag, ...]] = {"vllm": VLLM, "sglang": SGLANG}
 """The engines that `--like` takes."""
+
+OWN_POLICY = {"vllm": "chunked-prefill", "sglang": "sglang"}
+"""The policy that is an engine's own, where `--like` names the engine and nothing the policy."""
+
+
+def engine_of(like: str | None, policy: str, point: Point) -> str | None:
+    """The engine whose defaults a policy takes; of `own`, the one whose scheduler it is.
+
+    Raises:
+        PolicyChoiceError: an engine that is not known, or whose scheduler the policy is not.
+    """
+    from policies.names import nearest
+
+    if like is None:
+        return None
+    scheduler = "sglang" if point.lifecycle == "sglang" else None
+    if point.grouping == "fcfs" and point.lifecycle in ("continuous", "chunked-prefill"):
+        scheduler = "vllm"
+    if like == "own":
+        if scheduler is None:
+            raise PolicyChoiceError(
+                f"--like own: {policy} is the scheduler of no engine; take --like vllm, or leave "
+                "--like out"
+            )
+        return scheduler
+    if like not in ENGINES:
+        raise PolicyChoiceError(f"--like {like}: {nearest(like, [*ENGINES, 'own'])}")
+    if (like == "sglang") != (scheduler == "sglang"):
+        raise PolicyChoiceError(
+            f"--like {like}: {policy} does not decide as that engine does; take --policy "
+            f"{OWN_POLICY[like]}, or --like own, with which each policy has its own engine's "
+            "defaults"
+        )
+    return like
 
 
 def vllm_sizes(memory_bytes: float, name: str) -> tuple[int, int]:
@@ -54,22 +108,19 @@ def vllm_sizes(memory_bytes: float, name: str) -> tuple[int, int]:
     return 2048, 256
 
 
-def engine_defaults(engine: str, memory_bytes: float | None, hardware: str) -> dict[str, Any]:
-    """The knobs as the engine would set them by itself.
+def vllm_defaults(memory_bytes: float | None, hardware: str) -> dict[str, Any]:
+    """The knobs as vLLM would set them by itself.
 
     Args:
-        engine: one of `ENGINES`.
         memory_bytes: of one GPU; None where there is none, which counts as a small one.
         hardware: the GPU's name.
-
-    Raises:
-        PolicyChoiceError: an engine that is not known.
     """
-    from policies.names import nearest
-
-    if engine not in ENGINES:
-        raise PolicyChoiceError(f"--like {engine}: {nearest(engine, ENGINES)}")
-    defaults = {flag.knob: flag.default for flag in ENGINES[engine] if flag.default is not None}
+    defaults = fixed_defaults(VLLM)
     sizes = vllm_sizes(memory_bytes or 0.0, hardware)
     defaults["max_num_batched_tokens"], defaults["max_num_seqs"] = sizes
     return defaults
+
+
+def fixed_defaults(flags: tuple[Flag, ...]) -> dict[str, Any]:
+    """The defaults that are the same everywhere."""
+    return {f.knob: f.default for f in flags if f.default not in (None, "by memory")}

@@ -31,6 +31,7 @@ SIMULATED = (
     "overhead_us_per_layer",
     "allreduce_gbps",
     "allreduce_us",
+    "mem_fraction_static",
     "cuda_graphs",
     "jump",
     "replicas",
@@ -69,7 +70,7 @@ def execute(
 
     Args:
         trace: a trace, a file, or the name of a built-in workload.
-        policy: one of the six, or a user's own (`file.py:MyPolicy`).
+        policy: by name, or a user's own (`file.py:MyPolicy`).
         progress: told a few times a second how the run stands, from another thread.
         device: `cpu` or `cuda`.
         dtype: fp32, bf16 or fp16; fp32 on a CPU and bf16 on a GPU if not given.
@@ -111,6 +112,11 @@ def run_on_model(
     if how.offline:
         trace = replace(trace, arrival_s=np.zeros(len(trace))).noted("all requests arrive at once")
     ready = prepare(config, trace)  # the user's mistakes show before a model is built
+    if ready.point.lifecycle == "sglang" and ready.settings.enable_prefix_caching:
+        raise PolicyChoiceError(
+            "--enable-prefix-caching: the radix cache is simulated only, the model's pages are not "
+            "reused by it; leave it out to execute sglang"
+        )
     machine = Machine(how.device, how.dtype, how.attention, how.weights, config.seed)
     engine = Engine(shape, machine, config.block_size)
     if engine.block_size != ready.settings.block_size:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.config import RunConfig
-from lengthwise.engines import engine_defaults
+from lengthwise.engines import engine_of, vllm_defaults
+from lengthwise.sglang_flags import respell, sglang_defaults
+from lengthwise.unused import refuse_unused, unfit
 from policies.compose import Point, PolicyChoiceError, Settings, budget, check, choose
 from policies.drain import Activations
 from policies.load import load_policy
+from policies.sglang.limits import SPARE_TOKENS, default_max_running_requests
+from serving.blocks import UNLIMITED
 from serving.request import Request
 from sim.cost import CostModel
 from sim.fitted import FittedCost
 from sim.hardware import Hardware, load_hardware
 from sim.load import load_cost
-from sim.memory import kv_capacity
+from sim.memory import kv_capacity, static_pool
 from sim.models import Model, load_model
 from traces import Trace
 
@@ -61,21 +65,16 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         raise PolicyChoiceError(f"{trace.name}: the trace has no requests")
     fixed = config.cost == "fixed"
     model, hardware = (None, None) if fixed else _machine(config)
-    if config.like is not None:
-        memory = None if hardware is None else hardware.memory_bytes
-        config = config.with_defaults(
-            engine_defaults(config.like, memory, "" if hardware is None else hardware.name)
-        )
     point, name = _policy(config)
-    limit, notes = _max_model_len(config, trace, model)
-    caching = bool(config.enable_prefix_caching)
-    if caching and trace.hashes is None:
-        if config.like is None:
-            raise PolicyChoiceError(
-                f"--enable-prefix-caching: {trace.name} has no block hashes; prefixes are unknown"
-            )
-        caching = False
-        notes.append(f"prefix caching is off: {trace.name} has no block hashes")
+    refuse_unused(config, point)
+    config = respell(config)
+    engine = engine_of(config.like, name, point)
+    if engine is not None:
+        defaults = _engine_defaults(engine, config, hardware)
+        config = config.with_defaults({k: v for k, v in defaults.items() if k not in unfit(point)})
+    limit, notes = _max_model_len(config, trace, model, point)
+    caching, said = _caching(config, trace, engine)
+    notes += said
     size = _given(config.block_size, Settings.block_size)
     if size < 1:
         raise PolicyChoiceError(f"--block-size must be at least 1, not {size}")
@@ -92,8 +91,16 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         long_prefill_token_threshold=_given(config.long_prefill_token_threshold, 0),
         watermark=_given(config.watermark, 0.0),
         async_scheduling=bool(config.async_scheduling),
+        enable_chunked_prefill=config.enable_chunked_prefill is not False,
+        max_prefill_tokens=_given(config.max_prefill_tokens, Settings.max_prefill_tokens),
+        schedule_conservativeness=_given(
+            config.schedule_conservativeness, Settings.schedule_conservativeness
+        ),
+        enable_mixed_chunk=bool(config.enable_mixed_chunk),
+        ignore_eos=bool(config.ignore_eos),
+        hash_tokens=1 if trace.hashes is None else trace.hashes.block_tokens,
+        highest_first=engine == "sglang",
     )
-    _unused(config, point)
     cost = load_cost(
         config.cost or "roofline",
         step_s=None if config.step_ms is None else config.step_ms / 1e3,
@@ -117,6 +124,8 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
                 f"{model.layers} layers"
             )
     settings, facts = _memory(config, settings, point, model, hardware)
+    if point.lifecycle == "sglang":
+        settings = _seats(config, settings)
     check(point, settings)
     if point.layout == "limit":
         longest = int(np.argmax(trace.prompt_tokens + trace.output_tokens))
@@ -133,11 +142,32 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         "max_num_seqs": settings.max_num_seqs,
         "layout": point.layout,
         "lifecycle": point.lifecycle,
-        "enable_prefix_caching": caching,
+        "enable_prefix_caching": caching and trace.hashes is not None,
         "peak_flops": getattr(cost, "peak_flops", None),
         "peak_bytes_per_s": getattr(cost, "peak_bytes_per_s", None),
     }
     return Prepared(config, name, point, settings, cost, facts, (*trace.notes, *notes))
+
+
+def _engine_defaults(engine: str, config: RunConfig, hardware: Hardware | None) -> dict[str, Any]:
+    """The knobs as the engine would set them on this GPU."""
+    memory = None if hardware is None else hardware.memory_bytes
+    if engine == "sglang":
+        return sglang_defaults(config, memory)
+    return vllm_defaults(memory, "" if hardware is None else hardware.name)
+
+
+def _caching(config: RunConfig, trace: Trace, engine: str | None) -> tuple[bool, list[str]]:
+    """Whether prefixes are cached, and what is to be said of it."""
+    if not config.enable_prefix_caching or trace.hashes is not None:
+        return bool(config.enable_prefix_caching), []
+    if engine is None:
+        raise PolicyChoiceError(
+            f"--enable-prefix-caching: {trace.name} has no block hashes; prefixes are unknown"
+        )
+    if engine == "sglang":  # a retracted request may find what it has computed itself
+        return True, [f"no prompt is taken to share tokens: {trace.name} has no block hashes"]
+    return False, [f"prefix caching is off: {trace.name} has no block hashes"]
 
 
 def _given(value: T | None, default: T) -> T:
@@ -163,7 +193,9 @@ def _policy(config: RunConfig) -> tuple[Point, str]:
     return point, "+".join(part for part in parts if part is not None)
 
 
-def _max_model_len(config: RunConfig, trace: Trace, model: Model | None) -> tuple[int, list[str]]:
+def _max_model_len(
+    config: RunConfig, trace: Trace, model: Model | None, point: Point
+) -> tuple[int, list[str]]:
     own = None if model is None else model.max_positions
     if config.max_model_len is not None:
         if own is not None and config.max_model_len > own:
@@ -173,7 +205,8 @@ def _max_model_len(config: RunConfig, trace: Trace, model: Model | None) -> tupl
         return config.max_model_len, []
     if config.like is not None and own is not None:
         return own, []
-    rounded = 1 << (trace.longest - 1).bit_length()
+    longest = trace.longest + (SPARE_TOKENS if point.lifecycle == "sglang" else 0)
+    rounded = 1 << (longest - 1).bit_length()
     limit = rounded if own is None else min(rounded, own)
     return limit, [f"max_model_len is {limit} (longest request: {trace.longest} tokens)"]
 
@@ -188,33 +221,6 @@ def _own_budget(config: RunConfig, point: Point, limit: int) -> int | None:
     return given
 
 
-def _unused(config: RunConfig, point: Point) -> None:
-    """Flags that this policy would not look at are mistakes, not details."""
-    buckets = point.grouping == "bucketing"
-    user = not isinstance(point.grouping, str)
-    asked = {
-        "bucket-bounds": (config.bucket_bounds, buckets or point.layout == "bucket" or user),
-        "max-wait-ms": (config.max_wait_ms, buckets or user),
-        "long-prefill-token-threshold": (
-            config.long_prefill_token_threshold,
-            point.lifecycle != "drain",
-        ),
-        "watermark": (config.watermark, point.lifecycle != "drain"),
-        "step-ms": (config.step_ms, config.cost == "fixed"),
-        "overhead-us-per-layer": (config.overhead_us_per_layer, config.cost != "fixed"),
-    }
-    for flag, (value, used) in asked.items():
-        if value and not used:
-            raise PolicyChoiceError(
-                f"--{flag} {value}: {config.policy} ({point.lifecycle}) does not use it"
-            )
-    if (config.tp or 1) == 1 or config.cost == "fixed":
-        for name in ("allreduce_gbps", "allreduce_us"):
-            if getattr(config, name):
-                flag = name.replace("_", "-")
-                raise PolicyChoiceError(f"--{flag}: only --tp over 1 has an all-reduce")
-
-
 def _memory(
     config: RunConfig,
     settings: Settings,
@@ -223,14 +229,15 @@ def _memory(
     hardware: Hardware | None,
 ) -> tuple[Settings, dict[str, Any]]:
     """Usable KV blocks: given, or what the device has left, or without limit."""
-    from dataclasses import replace
-
     override = config.num_gpu_blocks_override
     if override is not None:  # one is vLLM's null block
         usable: int | None = override - 1
         return replace(settings, usable_blocks=usable), {"kv_blocks": usable}
     if model is None or hardware is None:
         return settings, {"kv_blocks": None}
+    if config.mem_fraction_static is not None:
+        usable = _static_blocks(config, settings, model, hardware)
+        return replace(settings, usable_blocks=usable), {"kv_blocks": usable}
     drains = point.lifecycle == "drain"
     tokens = budget(point, settings) or settings.max_model_len
     memory = kv_capacity(
@@ -252,8 +259,38 @@ def _memory(
     return replace(settings, usable_blocks=usable, activations=shared), {"kv_blocks": usable}
 
 
-def requests_of(trace: Trace, block_size: int, hashed: bool) -> Iterator[Request]:
-    """The trace's requests in order of arrival, made as they are needed."""
+def _static_blocks(config: RunConfig, settings: Settings, model: Model, hardware: Hardware) -> int:
+    share, tp = config.mem_fraction_static, config.tp or 1
+    if config.gpu_memory_utilization is not None:
+        raise PolicyChoiceError(
+            f"--mem-fraction-static {share}: --gpu-memory-utilization divides the memory too; give "
+            "one of the two"
+        )
+    page = settings.block_size * model.kv_bytes_per_token(config.kv_dtype, tp)
+    return static_pool(model, hardware, share or 0.0, page, tp, config.dtype)
+
+
+def _seats(config: RunConfig, settings: Settings) -> Settings:
+    """SGLang's seats: with its defaults by the pool, and never more than half the pool's tokens."""
+    blocks = settings.usable_blocks
+    pool = UNLIMITED if blocks is None else blocks * settings.block_size
+    by_pool = config.like is not None and config.max_num_seqs is None
+    given = None if by_pool else settings.max_num_seqs
+    seats = default_max_running_requests(pool, settings.max_model_len, given)
+    return replace(settings, max_num_seqs=seats)
+
+
+def requests_of(
+    trace: Trace, block_size: int, hashed: bool, radix: bool = False
+) -> Iterator[Request]:
+    """The trace's requests in order of arrival, made as they are needed.
+
+    Args:
+        trace: what is asked for.
+        block_size: tokens of a KV block.
+        hashed: whether prefixes are cached, so that hashes matter.
+        radix: by a radix cache, which takes the trace's own hashes and needs no whole blocks.
+    """
     priority = trace.priority
     hashes = trace.hashes if hashed else None
     size = 1 << 16
@@ -266,7 +303,9 @@ def requests_of(trace: Trace, block_size: int, hashed: bool) -> Iterator[Request
         rows = zip(arrivals, prompts, outputs, priorities, strict=True)
         for index, (arrival, prompt, output, rank) in enumerate(rows, begin):
             keys: Sequence[int] = ()
-            if hashes is not None:
+            if hashes is not None and radix:
+                keys = hashes.row(index).tolist()
+            elif hashes is not None:
                 keys = block_keys(hashes.row(index), hashes.block_tokens, prompt, block_size)
             yield Request(index, arrival, prompt, output, rank, keys)
 

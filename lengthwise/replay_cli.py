@@ -69,7 +69,7 @@ def replay(
 def compare(
     trace: Source = None,
     policies: Annotated[
-        str | None, typer.Option("--policies", help="Names with commas between; all six.")
+        str | None, typer.Option("--policies", help="Names with commas between; the six.")
     ] = None,
     config: Config = None,
     out: Out = None,
@@ -83,10 +83,11 @@ def compare(
 
     For example: lengthwise compare chat --policies static,continuous,chunked-prefill
     """
-    from lengthwise.api import own_options, read_trace, run
+    from lengthwise.api import read_trace, run
     from lengthwise.cluster import prepare_run
     from lengthwise.console import compare_table, refusals
     from lengthwise.live import live
+    from lengthwise.unused import compared
     from serving.folder import ensure_free, new_folder
 
     names = list(NAMED) if policies is None else [p.strip() for p in policies.split(",")]
@@ -96,7 +97,7 @@ def compare(
     requests = read_trace(RunConfig.of(**fields))
     folder = out or new_name(Path("runs"), "compare")
     ensure_free(folder, force)
-    ready = {name: prepare_run(own_options(name, fields), requests) for name in names}
+    ready = {name: prepare_run(own, requests) for name, own in compared(names, fields).items()}
     records = {}
     for name in names:
         with live(name, len(requests), *ready[name].room, quiet or as_json) as progress:

@@ -60,6 +60,7 @@ _KNOWN = {
     "token-aware": Look(PURPLE, (0, (3, 1, 1, 1, 1, 1))),
     "continuous": Look(SKY, "solid"),
     "chunked-prefill": Look(BLUE, (0, (4, 3))),
+    "sglang": Look(GREEN, "solid"),
 }
 _DASHES: Sequence[Any] = ("solid", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 _COLOURS = (GREEN, BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)

@@ -12,10 +12,12 @@ from policies.drain import Activations, Drain
 from policies.grouping import Bucketing, Fcfs, Grouping, TokenBudget
 from policies.layout import Padding, PadToBucket, PadToLimit, PadToLongest
 from policies.names import nearest
-from serving.blocks import Blocks
+from policies.sglang import Sglang, SglangLimits
+from policies.sglang.limits import default_max_running_requests
+from serving.blocks import UNLIMITED, Blocks
 from serving.core import Planner
 from serving.prefix import PrefixBlocks
-from serving.queue import ORDERS, Buckets, Queue
+from serving.queue import ORDERS, Buckets, Queue, Ranked
 from serving.recorder import Recorder
 
 LAYOUTS = ("limit", "bucket", "longest", "packed")
@@ -47,6 +49,9 @@ NAMED: dict[str, Point] = {
 }
 """The six policies, in the order in which `compare` shows them."""
 
+KNOWN: dict[str, Point] = {**NAMED, "sglang": Point("fcfs", "packed", "sglang")}
+"""Every policy that has a name; SGLang's lifecycle combines with no other layer."""
+
 DEFAULT_BUDGET = 8192
 """`max_num_batched_tokens` where a policy has a budget that nothing else sets."""
 
@@ -69,6 +74,14 @@ class Settings:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     async_scheduling: bool = False
+    # of SGLang's lifecycle only
+    enable_chunked_prefill: bool = True
+    max_prefill_tokens: int = SglangLimits.max_prefill_tokens
+    schedule_conservativeness: float = SglangLimits.schedule_conservativeness
+    enable_mixed_chunk: bool = False
+    ignore_eos: bool = False
+    hash_tokens: int = 1  # tokens that one of a request's hashes covers
+    highest_first: bool = False  # by priority, larger values go first
 
 
 def choose(policy: str | type, layout: str | None = None, lifecycle: str | None = None) -> Point:
@@ -82,6 +95,10 @@ def choose(policy: str | type, layout: str | None = None, lifecycle: str | None 
         if value is not None and value not in known:
             raise PolicyChoiceError(f"--{flag} {value}: {nearest(value, known)}")
     if lifecycle is not None:
+        if point.lifecycle == "sglang":
+            raise PolicyChoiceError(
+                f"--lifecycle {lifecycle}: sglang is a lifecycle of its own; leave --lifecycle out"
+            )
         point = replace(point, lifecycle=lifecycle)
     continuous = point.lifecycle != "drain"
     if continuous and layout not in (None, "packed"):
@@ -96,9 +113,9 @@ def choose(policy: str | type, layout: str | None = None, lifecycle: str | None 
 
 def _point(policy: str | type) -> Point:
     if isinstance(policy, str):
-        if policy not in NAMED:
-            raise PolicyChoiceError(f"--policy {policy}: {nearest(policy, NAMED)}")
-        return NAMED[policy]
+        if policy not in KNOWN:
+            raise PolicyChoiceError(f"--policy {policy}: {nearest(policy, KNOWN)}")
+        return KNOWN[policy]
     return Point(
         policy, getattr(policy, "layout", "longest"), getattr(policy, "lifecycle", "drain")
     )
@@ -120,7 +137,9 @@ def budget(point: Point, settings: Settings) -> int | None:
                 "--lifecycle chunked-prefill"
             )
         return most if given is None else given
-    if point.lifecycle == "chunked-prefill" or point.grouping == "token-budget":
+    if point.lifecycle == "sglang" and not settings.enable_chunked_prefill:
+        return max(settings.max_prefill_tokens, settings.max_model_len)  # the first may exceed it
+    if point.lifecycle in ("chunked-prefill", "sglang") or point.grouping == "token-budget":
         return DEFAULT_BUDGET if given is None else given
     if given is not None and isinstance(point.grouping, str):
         raise PolicyChoiceError(
@@ -141,6 +160,7 @@ def check(point: Point, settings: Settings) -> None:
         ("max-model-len", settings.max_model_len),
         ("max-num-batched-tokens", settings.max_num_batched_tokens),
         ("block-size", settings.block_size),
+        ("max-prefill-tokens", settings.max_prefill_tokens),
     ):
         if value is not None and value < 1:
             raise PolicyChoiceError(f"--{flag} must be at least 1, not {value}")
@@ -166,6 +186,16 @@ def check(point: Point, settings: Settings) -> None:
             "--enable-prefix-caching: a batch that drains holds its own rectangle of memory and "
             "shares nothing; take --lifecycle continuous or chunked-prefill"
         )
+    if not settings.schedule_conservativeness >= 0:
+        raise PolicyChoiceError(
+            "--schedule-conservativeness must not be below 0, not "
+            f"{settings.schedule_conservativeness}"
+        )
+    if settings.async_scheduling and point.lifecycle == "sglang":
+        raise PolicyChoiceError(
+            "--async-scheduling: SGLang's overlap of scheduling and model is not modelled; leave "
+            "it out"
+        )
 
 
 def compose(point: Point, settings: Settings, recorder: Recorder) -> Planner:
@@ -175,6 +205,8 @@ def compose(point: Point, settings: Settings, recorder: Recorder) -> Planner:
         PolicyChoiceError: settings that do not go with the point.
     """
     check(point, settings)
+    if point.lifecycle == "sglang":
+        return _sglang(point, settings, recorder)
     tokens = budget(point, settings)
     blocks = Blocks(settings.usable_blocks, settings.block_size)
     if settings.enable_prefix_caching:
@@ -207,6 +239,30 @@ def compose(point: Point, settings: Settings, recorder: Recorder) -> Planner:
         asynchronous=settings.async_scheduling,
     )
     return Continuous(limits, blocks, queue, recorder, grouping)
+
+
+def _sglang(point: Point, settings: Settings, recorder: Recorder) -> Sglang:
+    size, blocks = settings.block_size, settings.usable_blocks
+    pool = UNLIMITED if blocks is None else blocks * size
+    chunk = budget(point, settings) if settings.enable_chunked_prefill else None
+    limits = SglangLimits(
+        max_total_tokens=pool,
+        context_len=settings.max_model_len,
+        max_running_requests=default_max_running_requests(
+            pool, settings.max_model_len, settings.max_num_seqs
+        ),
+        chunked_prefill_size=chunk or -1,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        enable_mixed_chunk=settings.enable_mixed_chunk,
+        schedule_conservativeness=settings.schedule_conservativeness,
+        page_size=size,
+        disable_radix_cache=not settings.enable_prefix_caching,
+        ignore_eos=settings.ignore_eos,
+    )
+    queue = ORDERS[settings.order]()
+    if settings.order == "priority" and settings.highest_first:
+        queue = Ranked(lambda r: (-r.priority, r.arrival))
+    return Sglang(limits, recorder, queue, settings.hash_tokens)
 
 
 def _grouping(point: Point, settings: Settings) -> tuple[Grouping, Queue]:

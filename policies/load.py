@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from policies.compose import NAMED, PolicyChoiceError
+from policies.compose import KNOWN, PolicyChoiceError
 
 GROUP = "lengthwise.policies"
 """Group of entry points in which an installed package offers policies."""
@@ -20,13 +20,13 @@ def load_policy(name: str) -> str | type:
     """A named policy as its name, a user's own as its class.
 
     Args:
-        name: one of the six, `path/to/file.py:MyPolicy`, `package.module:MyPolicy`, or the name
+        name: a built-in one, `path/to/file.py:MyPolicy`, `package.module:MyPolicy`, or the name
             of an entry point in the group `lengthwise.policies`.
 
     Raises:
         PolicyChoiceError: no such file, module or class, or a class that is no policy.
     """
-    if name in NAMED:
+    if name in KNOWN:
         return name
     if ":" in name:
         where, _, attribute = name.rpartition(":")

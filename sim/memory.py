@@ -14,6 +14,10 @@ libraries, captured graphs. The figure that gives the 2,588 blocks
 that vLLM 0.19.0 found for llama-3.1-8b on an RTX 4090 (0.9, 2,048 tokens, 256 seats)."""
 
 
+DRIVER_BYTES = 512 << 20
+"""Of these the driver's context, which is there before an engine looks at the free memory."""
+
+
 class DoesNotFitError(ValueError):
     """A model that leaves no memory for its KV cache."""
 
@@ -89,6 +93,28 @@ def kv_capacity(
             f"and the driver {rest / GIB:.1f}. {_advice(dtype)}"
         )
     return Memory(left // block_bytes, block_size, block_bytes, free, slot, weights)
+
+
+def static_pool(
+    model: Model, hardware: Hardware, share: float, page_bytes: int, tp: int, dtype: str
+) -> int:
+    """KV pages as SGLang counts them: (memory − driver) × share − weights, in whole pages.
+
+    Raises:
+        DoesNotFitError: not even one page is left; gives the sizes.
+        ValueError: a share outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"--mem-fraction-static must be over 0 and at most 1, not {share:g}")
+    weights = model.weight_bytes(dtype, tp)
+    budget = int((hardware.memory_bytes - DRIVER_BYTES) * share)
+    if budget - weights < page_bytes:
+        raise DoesNotFitError(
+            f"{model.name} ({dtype}, tp {tp}) does not fit {hardware.title}: its weights take "
+            f"{weights / GIB:.1f} GiB, --mem-fraction-static {share:g} leaves them and the KV "
+            f"cache {budget / GIB:.1f} GiB. {_advice(dtype)}, or a larger --mem-fraction-static"
+        )
+    return (budget - weights) // page_bytes
 
 
 def _advice(dtype: str) -> str:

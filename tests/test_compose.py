@@ -303,13 +303,12 @@ def test_chunks_off_is_the_continuous_lifecycle() -> None:
         ({"enable_prefix_caching": True}, "--enable-prefix-caching: trace has no block hashes; "
          "prefixes are unknown"),
         ({"block_size": 0}, "--block-size must be at least 1, not 0"),
-        ({"bucket_bounds": (5,)}, "--bucket-bounds (5,): chunked-prefill (chunked-prefill) does "
-         "not use it"),
-        ({"max_wait_ms": 3.0}, "--max-wait-ms 3.0: chunked-prefill (chunked-prefill) does not use"),
+        ({"bucket_bounds": (5,)}, "--bucket-bounds (5,): chunked-prefill does not use it"),
+        ({"max_wait_ms": 3.0}, "--max-wait-ms 3.0: chunked-prefill does not use it"),
         ({"policy": "static", "long_prefill_token_threshold": 5},
          "--long-prefill-token-threshold 5: static (drain) does not use it"),
         ({"policy": "static", "watermark": 0.1}, "--watermark 0.1: static (drain) does not use it"),
-        ({"cost": "roofline", "step_ms": 5.0}, "--step-ms 5.0: chunked-prefill (chunked-prefill) "),
+        ({"cost": "roofline", "step_ms": 5.0}, "--step-ms 5.0: only --cost fixed uses it"),
         ({"cost": "roofline", "step_ms": None, "max_model_len": 10**6},
          "--max-model-len 1000000 is over the 131072 positions of the model"),
         ({"max_num_seqs": "many"}, "--max-num-seqs many: "),

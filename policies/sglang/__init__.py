@@ -9,7 +9,7 @@
 
 from policies.sglang.admission import PrefillAdder, Verdict
 from policies.sglang.batch import RunningBatch
-from policies.sglang.limits import SglangLimits, default_limits
+from policies.sglang.limits import SglangLimits
 from policies.sglang.memory import Memory
 from policies.sglang.planner import Sglang
 from policies.sglang.ratio import NewTokenRatio
@@ -23,6 +23,5 @@ __all__ = [
     "Sglang",
     "SglangLimits",
     "Verdict",
-    "default_limits",
     "retract",
 ]

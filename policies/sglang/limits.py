@@ -7,6 +7,9 @@ from dataclasses import dataclass
 CLIP_MAX_NEW_TOKENS = 4096
 """Outputs of one request that admission looks ahead at most."""
 
+SPARE_TOKENS = 7
+"""Tokens of the context that SGLang leaves free: a prompt must end 7 before it, an output 2."""
+
 GIB = 1 << 30
 
 
@@ -51,6 +54,55 @@ def default_chunked_prefill_size(memory_bytes: float | None) -> int:
     return 16384
 
 
+def default_mem_fraction_static(
+    memory_bytes: float,
+    chunked_prefill_size: int,
+    max_prefill_tokens: int = 16384,
+    tensor_parallel: int = 1,
+) -> float:
+    """`--mem-fraction-static`: the share of a GPU that weights and KV pool have, 3 digits.
+
+    What is left is 0.5 GiB, 1.5 MiB a token of a prefill batch, 2 MiB a row of the largest
+    captured decode, 8 MiB a captured prefill and 1/8 GiB a GPU of the group; on GPUs of more than
+    60 GiB at least 10 GiB (`handle_gpu_memory_settings`).
+
+    Args:
+        memory_bytes: of one GPU.
+        chunked_prefill_size: tokens of a chunk; -1: prompts stay whole.
+        max_prefill_tokens: tokens of a prefill batch of whole prompts.
+        tensor_parallel: GPUs of the group.
+    """
+    mib = memory_bytes / (1 << 20)
+    tokens = chunked_prefill_size if chunked_prefill_size > 0 else max_prefill_tokens
+    reserved = 512 + 1.5 * max(tokens, 2048) + tensor_parallel / 8 * 1024
+    reserved += 2 * _captured_rows(mib / 1024, tensor_parallel)
+    reserved += 8 * _captured_prefills(chunked_prefill_size)
+    if mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return round((mib - reserved) / mib, 3)
+
+
+def _captured_rows(gib: float, tensor_parallel: int) -> int:
+    """Rows of the largest decode that is captured as a graph."""
+    for below, few, many in ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512)):
+        if gib < below:
+            return few if tensor_parallel < 4 else many
+    return 512
+
+
+def _captured_prefills(most: int) -> int:
+    """Sizes of prefill batches up to `most` tokens that are captured as graphs."""
+    spans = (
+        range(4, 33, 4),
+        range(48, 257, 16),
+        range(288, 513, 32),
+        range(576, 1025, 64),
+        range(1280, 4097, 256),
+        range(4608, most + 1, 512),
+    )
+    return sum(size <= most for span in spans for size in span)
+
+
 def default_max_running_requests(
     max_total_tokens: int, context_len: int, given: int | None = None
 ) -> int:
@@ -58,27 +110,3 @@ def default_max_running_requests(
     if given is None:
         given = min(max(int(max_total_tokens / context_len * 512), 2048), 4096)
     return min(given, max_total_tokens // 2)
-
-
-def default_limits(
-    memory_bytes: float | None,
-    max_total_tokens: int,
-    context_len: int,
-    max_running_requests: int | None = None,
-) -> SglangLimits:
-    """What SGLang sets by itself.
-
-    Args:
-        memory_bytes: of one GPU; None: not known.
-        max_total_tokens: KV tokens that fit beside the weights.
-        context_len: the model's limit, or `--context-length`.
-        max_running_requests: as given by the user, if at all.
-    """
-    return SglangLimits(
-        max_total_tokens=max_total_tokens,
-        context_len=context_len,
-        max_running_requests=default_max_running_requests(
-            max_total_tokens, context_len, max_running_requests
-        ),
-        chunked_prefill_size=default_chunked_prefill_size(memory_bytes),
-    )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from executor.execute import Engine, Measured, measure
 from lengthwise.prepare import blocks_per_hash, requests_of
-from policies.compose import NAMED, Point, Settings
+from policies.compose import KNOWN, Point, Settings
 from serving.recorder import Recorder
 from sim.models import Model
 from traces.trace import BlockHashes, Trace
@@ -68,7 +68,7 @@ def run(
     how = Settings(**asked)
     how = replace(how, blocks_per_hash=blocks_per_hash(trace, engine.block_size))
     requests = requests_of(trace, engine.block_size, how.enable_prefix_caching)
-    named = NAMED[point] if isinstance(point, str) else point
+    named = KNOWN[point] if isinstance(point, str) else point
     return measure(engine, trace, requests, named, how, override, recorder=recorder)
 
 

@@ -24,7 +24,7 @@ from executor.runner import Runner
 from executor.tokens import Tokens
 from lengthwise.execute import execute, fit_lengths
 from lengthwise.execute_cli import execute as command
-from policies.compose import NAMED, Point, Settings, compose
+from policies.compose import KNOWN, NAMED, Point, Settings, compose
 from policies.continuous import Continuous
 from serving.core import Core
 from serving.record import Record
@@ -41,9 +41,9 @@ def model() -> Engine:
     return engine()
 
 
-@pytest.mark.parametrize("policy", [*NAMED, "drain-packed"])
+@pytest.mark.parametrize("policy", [*KNOWN, "drain-packed"])
 def test_the_models_own_count_is_the_records(model: Engine, policy: str) -> None:
-    point = NAMED.get(policy, Point("fcfs", "packed", "drain"))
+    point = KNOWN.get(policy, Point("fcfs", "packed", "drain"))
     found = run(model, mixed(), point)
     columns = found.recorder.step_columns()
     slots = columns["prefill_slots"] + columns["decode_slots"]

@@ -7,7 +7,7 @@ import pytest
 
 from executor.execute import Engine, Measured
 from executor.tokens import Tokens
-from policies.compose import NAMED, Point
+from policies.compose import KNOWN, Point
 from serving.recorder import ADMIT, PREEMPT
 from tests.executor.nano import alone, engine, mixed, run
 from traces.trace import Trace
@@ -57,10 +57,10 @@ def test_what_is_compared_depends_on_the_whole_prompt(
     assert changed > 0.8 * len(asked)
 
 
-@pytest.mark.parametrize("policy", [*NAMED, *LAYOUTS])
+@pytest.mark.parametrize("policy", [*KNOWN, *LAYOUTS])
 def test_every_policy_and_layout(model: Engine, plain: list[list[int]], policy: str) -> None:
     trace = mixed()
-    found = run(model, trace, LAYOUTS.get(policy, NAMED.get(policy, LAYOUTS["drain-packed"])))
+    found = run(model, trace, {**KNOWN, **LAYOUTS}[policy])
     assert outputs(found, trace) == plain
 
 
@@ -74,6 +74,20 @@ def test_preempted(model: Engine, plain: list[list[int]], policy: str, asynchron
     )
     assert count(found, PREEMPT) > 5
     assert outputs(found, trace) == plain
+
+
+@pytest.mark.parametrize("mixed_chunk", [False, True])
+def test_retracted(model: Engine, mixed_chunk: bool) -> None:
+    """SGLang's prefill batches, chunks and retractions on real pages."""
+    random = np.random.default_rng(5)
+    trace = Trace(np.zeros(12), random.integers(1, 20, 12), random.integers(50, 60, 12))
+    found = run(
+        model, trace, "sglang", FEW + 1, max_num_batched_tokens=24,
+        enable_mixed_chunk=mixed_chunk, schedule_conservativeness=0.0,
+    )  # fmt: skip
+    assert count(found, PREEMPT) >= 5
+    assert not found.recorder.refused
+    assert outputs(found, trace) == expected(model, trace, found.tokens)
 
 
 @pytest.mark.parametrize("policy", ["static", "bucketing"])

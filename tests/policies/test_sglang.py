@@ -18,10 +18,13 @@ from policies.sglang import (
     SglangLimits,
     Verdict,
     batch,
-    default_limits,
     retract,
 )
-from policies.sglang.limits import default_chunked_prefill_size, default_max_running_requests
+from policies.sglang.limits import (
+    default_chunked_prefill_size,
+    default_max_running_requests,
+    default_mem_fraction_static,
+)
 from serving.core import Core
 from serving.recorder import FINISH, FIRST, PREEMPT, Recorder
 from serving.request import Request, Status
@@ -180,7 +183,7 @@ def test_jumping_equals_stepping_to_the_last_bit(mix: str) -> None:
             k: v.tobytes() for k, v in others.items()
         }
         assert len(jumped.rows) < len(stepped.rows)
-        assert jumped.events.tobytes() == stepped.events.tobytes()
+        assert jumped.events == stepped.events
         assert a.ratio.current == b.ratio.current
 
 
@@ -388,7 +391,23 @@ def test_defaults_by_memory() -> None:
     assert default_max_running_requests(3_000, 131_072) == 1500
     assert default_max_running_requests(3_000, 131_072, given=5000) == 1500
     assert default_max_running_requests(400_000, 131_072, given=64) == 64
-    limits = default_limits(80 * gib, 400_000, 131_072)
-    assert (limits.chunked_prefill_size, limits.max_running_requests) == (8192, 2048)
-    assert not limits.disable_radix_cache
-    assert limits.page_size == 1
+
+
+@pytest.mark.parametrize(
+    ("gib", "chunk", "tp", "share"),
+    [  # as SGLang's own `handle_gpu_memory_settings` has them
+        (79.65, 8192, 1, 0.83),
+        (79.15, 2048, 1, 0.874),
+        (79.15, -1, 1, 0.683),
+        (22.17, 4096, 1, 0.679),
+        (22.17, 4096, 8, 0.63),
+        (15.9, 2048, 1, 0.75),
+        (44.53, 4096, 4, 0.827),
+        (139.81, 8192, 8, 0.893),
+        (178.36, 16384, 1, 0.853),
+    ],
+)
+def test_the_share_of_memory_for_weights_and_kv(
+    gib: float, chunk: int, tp: int, share: float
+) -> None:
+    assert default_mem_fraction_static(gib * (1 << 30), chunk, tensor_parallel=tp) == share
