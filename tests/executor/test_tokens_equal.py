@@ -80,12 +80,12 @@ def test_preempted(model: Engine, plain: list[list[int]], policy: str, asynchron
 def test_retracted(model: Engine, mixed_chunk: bool) -> None:
     """SGLang's prefill batches, chunks and retractions on real pages."""
     random = np.random.default_rng(5)
-    trace = Trace(np.zeros(12), random.integers(1, 20, 12), random.integers(50, 60, 12))
+    trace = Trace(np.zeros(24), random.integers(1, 20, 24), random.integers(50, 60, 24))
     found = run(
         model, trace, "sglang", FEW + 1, max_num_batched_tokens=24,
         enable_mixed_chunk=mixed_chunk, schedule_conservativeness=0.0,
     )  # fmt: skip
-    assert count(found, PREEMPT) >= 5
+    assert count(found, PREEMPT) > 3
     assert not found.recorder.refused
     assert outputs(found, trace) == expected(model, trace, found.tokens)
 
