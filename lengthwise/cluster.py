@@ -76,8 +76,8 @@ def _cluster(ready: Prepared, members: Sequence[Prepared]) -> Prepared:
         raise PolicyChoiceError("groups: with prefix caching all have the same block_size")
     if any(caching) and len({m.point.lifecycle == "sglang" for m in members}) > 1:
         raise PolicyChoiceError(
-            "groups: with prefix caching sglang, whose radix cache matches tokens, stands behind no "
-            "router with policies that match blocks"
+            "groups: sglang's radix cache matches tokens and the others match blocks; leave prefix "
+            "caching out, or take groups of one kind"
         )
     facts = {name: _shared(m.facts.get(name) for m in members) for name in ready.facts}
     facts |= {

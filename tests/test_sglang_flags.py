@@ -295,3 +295,13 @@ def test_jumping_changes_nothing(options: dict[str, Any]) -> None:
     pd.testing.assert_frame_equal(jumped.steps, stepped.steps)
     pd.testing.assert_frame_equal(jumped.requests, stepped.requests)
     pd.testing.assert_frame_equal(jumped.events, stepped.events)
+
+
+def test_replicas_of_sglang_are_not_mixed_with_others_where_prefixes_are_cached() -> None:
+    hashed = replace(trace(), hashes=BlockHashes(np.zeros(6, np.int64), np.arange(7), 30))
+    groups = [{"policy": "sglang"}, {"policy": "chunked-prefill"}]
+    with pytest.raises(PolicyChoiceError, match="sglang's radix cache matches tokens and the oth"):
+        lengthwise.replay(hashed, groups=groups, enable_prefix_caching=True, **FIXED)
+    assert lengthwise.replay(hashed, groups=groups, **FIXED).summary["completed"] == 6
+    both = lengthwise.replay(hashed, "sglang", replicas=2, enable_prefix_caching=True, **FIXED)
+    assert both.summary["prefix_hit_rate"] > 0.5
