@@ -304,4 +304,4 @@ def test_replicas_of_sglang_are_not_mixed_with_others_where_prefixes_are_cached(
         lengthwise.replay(hashed, groups=groups, enable_prefix_caching=True, **FIXED)
     assert lengthwise.replay(hashed, groups=groups, **FIXED).summary["completed"] == 6
     both = lengthwise.replay(hashed, "sglang", replicas=2, enable_prefix_caching=True, **FIXED)
-    assert both.summary["prefix_hit_rate"] > 0.5
+    assert both.summary["prefix_hit_rate"] == pytest.approx(4 * 16 / 180)

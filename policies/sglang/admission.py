@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import insort_left, insort_right
 from enum import Enum, auto
 
 from policies.sglang.batch import RunningBatch
 from policies.sglang.limits import CLIP_MAX_NEW_TOKENS, SglangLimits
 from policies.sglang.memory import Memory
+from policies.sglang.simulation import DecodesAhead, as_sglang, before, behind
 from serving.request import Request, Status
 from serving.step import Work
 
 EXACT_UP_TO = 1 << 52
 """Tokens beyond which a pool counts as unlimited, since the sums could not show its end."""
-
-
-Entry = tuple[int, int, int]
-"""Of the simulated admission: outputs still to come, place in the batch, tokens held."""
 
 
 class Verdict(Enum):
@@ -44,6 +40,7 @@ class PrefillAdder:
         self._memory = memory
         self._running = running
         self._ratio = ratio
+        self._reserved = running.total_ahead() * ratio  # of the outputs that those make yet
         self._mix = len(running) if limits.mixed else 0  # decodes that will ride along
         self.rem_input = limits.max_prefill_tokens - self._mix
         self.rem_chunk = limits.chunked_prefill_size - self._mix if limits.chunking else EXACT_UP_TO
@@ -52,18 +49,14 @@ class PrefillAdder:
         self._charges: list[int] = []  # in order
         self._charged = 0  # their sum
         self._charged_now = 0  # without outputs
-        self._ahead: list[Entry] | None = None  # of the planned admission
+        self._ahead: DecodesAhead | None = None  # of the planned admission
 
     # What is left
 
     @property
-    def _space(self) -> int:
-        return self._memory.available + self._memory.evictable
-
-    @property
     def rem_current(self) -> int:
         """Tokens left now."""
-        return self._space - self._mix - self._charged_now
+        return self._memory.space - self._mix - self._charged_now
 
     @property
     def rem_total(self) -> float:
@@ -72,11 +65,10 @@ class PrefillAdder:
         One product stands for SGLang's sum of products. They differ in the last bits, so close to
         an integer it is summed as SGLang does it.
         """
-        space = self._space
+        space = self._memory.space
         if space >= EXACT_UP_TO:
             return space
-        ahead = self._running.total_ahead() * self._ratio
-        left = space - self._mix - ahead - self._charged
+        left = space - self._mix - self._reserved - self._charged
         return self._summed(space) if abs(left - round(left)) < 1e-6 else left
 
     def _summed(self, space: int) -> float:
@@ -155,25 +147,18 @@ class PrefillAdder:
 
     def _survives(self, request: Request, free: int) -> bool:
         """Whether memory lasts if all decode on and each gives its tokens back at its end."""
-        entry = _to_come(request)
+        left, held = request.output - request.sampled, request.known
         ahead = self._ahead
         if ahead is None:
-            self._ahead = ahead = sorted(self._running.each_ahead())
-            for joined in filter(_left, (_to_come(r) for r, *_ in self.works)):
-                insort_right(ahead, joined, key=_left)
-            if entry[0] > 0:
-                insort_left(ahead, entry, key=_left)
-        elif entry[0] > 0:
-            # before the first that has as much to come; but SGLang never goes behind the last
-            places = (i for i, (left, *_) in enumerate(ahead) if entry[0] <= left)
-            ahead.insert(next(places, max(0, len(ahead) - 1)), entry)
-        rows = len(ahead)
-        for left, _, held in ahead:
-            if free - left * rows <= rows:  # a token for each is kept back
-                return False
-            free += held
-            rows -= 1
-        return True
+            self._ahead = ahead = self._running.decodes_ahead()
+            for joined, *_ in self.works:
+                if joined.output > joined.sampled:
+                    ahead.join(joined.output - joined.sampled, joined.known, behind)
+            if left > 0:
+                ahead.join(left, held, before)
+        elif left > 0:
+            ahead.join(left, held, as_sglang)
+        return ahead.last(min(free, EXACT_UP_TO))
 
     def _begin(self, request: Request, prefix: int) -> None:
         """It runs from now on."""
@@ -196,11 +181,3 @@ class PrefillAdder:
         outputs = min(request.output, CLIP_MAX_NEW_TOKENS) if ends else 0
         self._charges.append(paged + self._memory.page_size + outputs)
         self._charged += self._charges[-1]
-
-
-def _to_come(request: Request) -> Entry:
-    return request.output - request.sampled, 0, request.known
-
-
-def _left(entry: Entry) -> int:
-    return entry[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from policies.sglang.limits import CLIP_MAX_NEW_TOKENS
+from policies.sglang.simulation import Calendar, DecodesAhead
 from serving.group import DecodeGroup
 from serving.request import Request
 
@@ -54,8 +55,15 @@ class OutputsAhead:
 class RunningBatch:
     """Requests that decode. Who ended with the last step counts until `drop_ended`."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, simulated: bool = False) -> None:
+        """Begin empty.
+
+        Args:
+            page_size: tokens of a KV page.
+            simulated: admission simulates the decodes ahead.
+        """
         self.group = DecodeGroup(page_size)
+        self._calendar = Calendar() if simulated else None
         self._live: dict[Request, None] = {}
         self._ended: Sequence[Request] = ()
         self._ahead = OutputsAhead()
@@ -75,12 +83,17 @@ class RunningBatch:
         for request in requests:
             self._join(request, self._last)
             self._last += 1
+            if self._calendar is not None:
+                self._calendar.join(request, first=False)
 
     def prepend(self, requests: Sequence[Request]) -> None:
         """They decode from now on, before all others."""
         self._first -= len(requests)
         for place, request in enumerate(requests, self._first):
             self._join(request, place)
+        if self._calendar is not None:
+            for request in reversed(requests):
+                self._calendar.join(request, first=True)
 
     def _join(self, request: Request, place: int) -> None:
         request.seq = place
@@ -97,6 +110,8 @@ class RunningBatch:
         """It is taken out; its computed and sampled tokens are its own again."""
         del self._live[request]
         self._ahead.leave(request, request.end_tick)
+        if self._calendar is not None:
+            self._calendar.leave(request.end_tick, request.offset)
         self.group.leave(request)
 
     def advance(self, steps: int = 1) -> Sequence[Request]:
@@ -107,18 +122,22 @@ class RunningBatch:
         for request in ended:
             del self._live[request]
             self._ahead.leave(request, self.group.tick - 1)
-        self._ended = sorted(ended, key=_place)
+        if self._calendar is not None:
+            self._calendar.ended(len(ended))
+        self._ended = sorted(ended, key=_place) if len(ended) > 1 else ended
         return self._ended
 
     def in_order(self) -> list[Request]:
         """Those that go on, in the batch's order, O(n log n)."""
         return sorted(self._live, key=_place)
 
-    def reorder(self, requests: Iterable[Request]) -> None:
+    def reorder(self, requests: Sequence[Request]) -> None:
         """All that go on, in a new order."""
         for place, request in enumerate(requests):
             request.seq = place
         self._first, self._last = 0, len(self._live)
+        if self._calendar is not None:
+            self._calendar.reorder(requests)
 
     def outputs(self, request: Request) -> int:
         """Output tokens so far of one that goes on."""
@@ -128,10 +147,10 @@ class RunningBatch:
         """Output tokens still to come of one that goes on."""
         return request.end_tick + 1 - self.group.tick
 
-    def each_ahead(self) -> list[tuple[int, int, int]]:
-        """Outputs still to come, place and tokens held of each that goes on; no order, O(n)."""
-        tick = self.group.tick
-        return [(r.end_tick + 1 - tick, r.seq, tick + r.offset + 1) for r in self._live]
+    def decodes_ahead(self) -> DecodesAhead:
+        """What each that goes on has to come and holds, where admission simulates that."""
+        assert self._calendar is not None
+        return DecodesAhead(self._calendar, self.group.tick)
 
     def total_ahead(self) -> int:
         """Σ min(outputs still to come, 4096)."""

@@ -35,6 +35,12 @@ class Memory:
         return 0 if self.radix is None else self.radix.evictable
 
     @property
+    def space(self) -> int:
+        """Free tokens and those that could be."""
+        free = self.blocks.free * self.page_size
+        return free if self.radix is None else free + self.radix.evictable
+
+    @property
     def evicts_pages(self) -> bool:
         """Whether decodes evict more than they take: a page each, whoever opens one."""
         return self.radix is not None and self.page_size > 1
@@ -76,24 +82,26 @@ class Memory:
         if self.radix is not None and self.available < tokens:
             self.blocks.free += self.radix.evict(tokens - self.available) // self.page_size
 
-    def finds_prefill(self, works: list[Work], opening: int) -> bool:
+    def pages(self, works: list[Work]) -> int:
+        """Pages that a prefill batch takes."""
+        size = self.page_size
+        if size == 1:
+            return sum([work.tokens for work in works])
+        return sum([-(-(w.start + w.tokens) // size) + (-w.start // size) for w in works])
+
+    def finds_prefill(self, works: list[Work], pages: int, opening: int) -> bool:
         """Whether there are pages for a prefill batch, evicting what it may come to need.
 
         Args:
             works: the batch.
+            pages: that it takes.
             opening: pages that the decodes open which ride along.
         """
-        spare = 0 if self.page_size == 1 else self.page_size * len(works)
-        self.find(sum(work.tokens for work in works) + spare)
-        return self._pages(works) + opening <= self.blocks.free + self.evictable // self.page_size
-
-    def take_prefill(self, works: list[Work]) -> None:
-        """Take the pages of a prefill batch."""
-        self._take(self._pages(works))
-
-    def _pages(self, works: list[Work]) -> int:
-        ceil = self.blocks.ceil
-        return sum(ceil(start + tokens) - ceil(start) for _, start, tokens, _ in works)
+        if self.page_size == 1:
+            self.find(pages)
+        else:
+            self.find(sum(work.tokens for work in works) + self.page_size * len(works))
+        return pages + opening <= self.blocks.free + self.evictable // self.page_size
 
     def finds_decode(self, opening: int) -> bool:
         """Whether there are pages for the `opening` decodes that open one, evicting for them."""
@@ -105,9 +113,10 @@ class Memory:
         """One token for each of `live` decodes; `opening` pages of them are new."""
         if live > self.blocks.free:
             self.find(live * self.page_size)  # as if each opened a page
-        self._take(opening)
+        self.take(opening)
 
-    def _take(self, pages: int) -> None:
+    def take(self, pages: int) -> None:
+        """Take pages that were found."""
         if pages > self.blocks.free:
             raise RuntimeError(f"{pages} KV pages are wanted where {self.blocks.free} are free")
         self.blocks.take(pages)

@@ -76,7 +76,7 @@ class Sglang:
         self.memory = Memory(limits.max_total_tokens, limits.page_size, radix)
         self.blocks = self.memory.blocks
         self.queue: Queue = Fifo() if queue is None else queue
-        self.running = RunningBatch(limits.page_size)
+        self.running = RunningBatch(limits.page_size, simulated=limits.planned)
         self.ratio = NewTokenRatio(limits.schedule_conservativeness)
         self.chunked: Request | None = None  # whose prompt is under way
         self.wake: float | None = None
@@ -220,12 +220,13 @@ class Sglang:
         if mixed:
             running.drop_ended()
         group = running.group
+        pages = memory.pages(works)
 
         def enough() -> bool:
-            return memory.finds_prefill(works, group.opening() if mixed else 0)
+            return memory.finds_prefill(works, pages, group.opening() if mixed else 0)
 
         retracted = () if enough() else self._retract(enough, keep=0)
-        memory.take_prefill(works)
+        memory.take(pages)
         if mixed:
             memory.take_decode(group.opening(), group.live)
         return mixed and group.live > 0, retracted

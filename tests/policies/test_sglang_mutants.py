@@ -7,6 +7,7 @@ import pytest
 from policies import conform
 from policies.sglang import Memory, NewTokenRatio, PrefillAdder, RunningBatch, Sglang, planner
 from policies.sglang.batch import OutputsAhead
+from policies.sglang.simulation import DecodesAhead
 from serving.radix import RadixCache
 from tests.policies.mutants import Mutant, install
 from tests.policies.recordings import names, recording
@@ -90,15 +91,15 @@ MUTANTS = (
         "mixed decodes count against memory",
         PrefillAdder,
         "rem_total",
-        "space - self._mix - ahead",
-        "space - ahead",
+        "space - self._mix - self._reserved",
+        "space - self._reserved",
     ),
     Mutant(
         "running requests reserve a share of their outputs",
         PrefillAdder,
         "__init__",
         "self._ratio = ratio",
-        "self._ratio = 1.0",
+        "self._ratio = ratio = 1.0",
     ),
     Mutant(
         "reserved outputs are clipped",
@@ -260,21 +261,25 @@ MUTANTS = (
         "from dataclasses import replace; self.limits = limits = replace(limits, ignore_eos=False)",
     ),
     Mutant(
-        "the simulated decodes keep a token back each", PrefillAdder, "_survives", "<= rows", "<= 0"
+        "the simulated decodes keep a token back each",
+        DecodesAhead,
+        "last",
+        "(left + 1) * rows",
+        "left * rows",
     ),
     Mutant(
         "the simulated decodes give back what they hold",
-        PrefillAdder,
-        "_survives",
-        "free += held",
-        "pass",
+        DecodesAhead,
+        "last",
+        "free + given_back",
+        "free",
     ),
     Mutant(
         "the simulation never inserts behind the last",
         PrefillAdder,
         "_survives",
-        "max(0, len(ahead) - 1)",
-        "len(ahead)",
+        "ahead.join(left, held, as_sglang)",
+        "ahead.join(left, held, before)",
     ),
     # decode (6, 7)
     Mutant(
