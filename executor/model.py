@@ -23,6 +23,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Torch's dtypes by the names of the command line."""
 
+_FEW_ROWS = 8
+"""Rows up to which a CPU is quicker with the LM head on the left (twice as quick, for 2 to 8)."""
+
 
 class Attend(Protocol):
     """Attention of one step: stores the step's keys and values, and attends over all of them."""
@@ -221,7 +224,15 @@ class Transformer(nn.Module):
         if residual is not None:
             x = x + residual.index_select(0, rows)
         x = self.ops.norm(x, self.norm, self.shape.rms_norm_eps)
-        return F.linear(x, self.embedding if self.head is None else self.head)
+        return _logits(x, self.embedding if self.head is None else self.head)
+
+
+def _logits(x: Tensor, head: Tensor) -> Tensor:
+    """`x` times the LM head: [rows, hidden] and [vocab, hidden] to [rows, vocab]."""
+    if x.device.type == "cpu" and x.shape[0] <= _FEW_ROWS:
+        # a matrix product repacks its right side first: let that be the rows, not the vocabulary
+        return torch.mm(head, x.t()).t()
+    return F.linear(x, head)
 
 
 def _ones(*size: int) -> nn.Parameter:

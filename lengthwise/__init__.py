@@ -3,6 +3,7 @@
 - `load_trace`: a trace file of any known format, or a built-in workload.
 - `replay`: a trace under one policy against the simulated clock.
 - `compare`: a trace under several policies.
+- `execute`: a trace under one policy on a real model and a real clock (needs PyTorch).
 - `Record`: what a run returns: `.summary`, `.requests`, `.steps`, `.events`.
 """
 
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lengthwise.api import compare, load_trace, replay
+    from lengthwise.execute import execute
     from serving.record import Record
 
-__all__ = ["Record", "compare", "load_trace", "replay"]
+__all__ = ["Record", "compare", "execute", "load_trace", "replay"]
 
 _PLACES = {
     "Record": "serving.record",
     "compare": "lengthwise.api",
+    "execute": "lengthwise.execute",
     "load_trace": "lengthwise.api",
     "replay": "lengthwise.api",
 }

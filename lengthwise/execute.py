@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from serving.assemble import assemble
 from serving.record import Record
 from serving.recorder import Recorder
 from sim.models import load_model
+from sim.useful import useful_bytes, useful_flops
 from traces import Trace
 from traces.edit import scale_lengths as scaled
 
@@ -39,6 +41,8 @@ SIMULATED = (
     "groups",
 )
 """Options of a simulated run that say nothing about a measured one."""
+
+NO_USE = "it is the simulator's, a measured run has no use for it; leave it out"
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,7 @@ def execute(
     """
     for name in SIMULATED:
         if name in options:
-            flag = name.replace("_", "-")
-            raise PolicyChoiceError(f"--{flag}: it is the simulator's; a measured run has no use")
+            raise PolicyChoiceError(f"--{name.replace('_', '-')}: {NO_USE}")
     config = RunConfig.of(policy=policy, **options)
     if not isinstance(trace, Trace):
         config = config.model_copy(update={"trace": str(trace)})
@@ -147,10 +150,9 @@ def run_on_model(
 
 
 def _record(ready: Prepared, trace: Trace, recorder: Recorder, facts: dict[str, Any]) -> Record:
-    cost: Any = ready.cost
-    # the cost model counts 16-bit weights and KV; of others it knows the arithmetic only
-    moved = None if facts["dtype"] == "fp32" else getattr(cost, "bytes", None)
-    tables = assemble(trace, [recorder], getattr(cost, "flops", None), moved)
+    model, dtype = load_model(str(ready.config.model)), facts["dtype"]
+    moved = partial(useful_bytes, model, dtype, dtype)
+    tables = assemble(trace, [recorder], partial(useful_flops, model), moved)
     config = describe(ready) | {
         "backend": "measured",
         "hardware": facts["device"],

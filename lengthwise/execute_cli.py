@@ -22,8 +22,9 @@ from lengthwise.commands import (
     show,
 )
 from lengthwise.config import RunConfig
-from lengthwise.execute import SIMULATED, How, run_on_model
+from lengthwise.execute import NO_USE, SIMULATED, How, run_on_model
 from lengthwise.flags import takes_run_flags
+from policies.compose import PolicyChoiceError
 
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[
@@ -70,10 +71,7 @@ def execute(
     from policies.compose import Settings
     from serving.folder import ensure_free
 
-    fields = given_fields(trace, config, asked)
-    for name in SIMULATED:  # a simulated record's config.json has them too
-        fields.pop(name, None)
-    settings = RunConfig.of(**fields)
+    settings = RunConfig.of(**_measured(given_fields(trace, config, asked), config))
     folder = out or new_name(Path("runs"), f"{settings.policy}-measured")
     ensure_free(folder, force)
     requests = read_trace(settings)
@@ -94,3 +92,15 @@ def execute(
         )
         typer.echo(f"record: {folder}")
     finish([record.summary], record.config)
+
+
+def _measured(fields: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """The fields without the simulator's, which a simulated run's config.json has too.
+
+    Raises:
+        PolicyChoiceError: one of the simulator's fields is not at its default.
+    """
+    for name in SIMULATED:
+        if name in fields and fields.pop(name) != RunConfig.model_fields[name].default:
+            raise PolicyChoiceError(f"--config {config}: {name}: {NO_USE}")
+    return fields
