@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lengthwise.api import compare, load_trace, replay
-    from lengthwise.execute import execute
+    from lengthwise.on_model import execute
     from serving.record import Record
 
 __all__ = ["Record", "compare", "execute", "load_trace", "replay"]
@@ -22,7 +22,7 @@ __all__ = ["Record", "compare", "execute", "load_trace", "replay"]
 _PLACES = {
     "Record": "serving.record",
     "compare": "lengthwise.api",
-    "execute": "lengthwise.execute",
+    "execute": "lengthwise.on_model",
     "load_trace": "lengthwise.api",
     "replay": "lengthwise.api",
 }

@@ -22,7 +22,7 @@ from lengthwise.commands import (
     show,
 )
 from lengthwise.config import RunConfig
-from lengthwise.execute import NO_USE, SIMULATED, How, run_on_model
+from lengthwise.on_model import NO_USE, SIMULATED, How, run_on_model
 from lengthwise.flags import takes_run_flags
 from policies.compose import PolicyChoiceError
 

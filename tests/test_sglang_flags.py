@@ -15,7 +15,7 @@ import lengthwise
 from lengthwise.api import run
 from lengthwise.config import RunConfig
 from lengthwise.engines import GIB, SGLANG, SGLANG_VERSION
-from lengthwise.execute import execute
+from lengthwise.on_model import execute
 from lengthwise.prepare import Prepared, prepare
 from lengthwise.unused import compared
 from policies.compose import PolicyChoiceError, compose

@@ -9,7 +9,7 @@ from typing import Any
 
 from lengthwise.api import run
 from lengthwise.config import RunConfig
-from lengthwise.execute import How, fit_lengths, run_on_model
+from lengthwise.on_model import How, fit_lengths, run_on_model
 from lengthwise.glimpse import Progress
 from lengthwise.prepare import prepare
 from lengthwise.profiling import Bar, take_profile

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from executor.inputs import Inputs
 from executor.pages import Pager
 from executor.runner import Runner
 from executor.tokens import Tokens
-from lengthwise.execute import execute, fit_lengths
+from lengthwise.on_model import execute, fit_lengths
 from lengthwise.execute_cli import execute as command
 from policies.compose import KNOWN, NAMED, Point, Settings, compose
 from policies.continuous import Continuous
@@ -32,6 +34,7 @@ from serving.recorder import FINISH, Recorder
 from serving.request import Request
 from sim.engine import PolicyError
 from sim.memory import DoesNotFitError
+from sim.models import MODELS
 from tests.executor.nano import NANO, alone, engine, mixed, run
 from traces.trace import Trace
 
@@ -226,3 +229,46 @@ def test_the_command(tmp_path: Path) -> None:
     assert config["versions"]["torch"]
     again = CliRunner().invoke(app, asked.split())
     assert again.exit_code != 0
+
+
+def test_the_simulators_fields_in_a_config_are_refused(tmp_path: Path) -> None:
+    """At their defaults, as a simulated record has them, they ask for nothing."""
+    app = typer.Typer()
+    app.command()(command)
+    config = tmp_path / "config.yaml"
+    asked = f"chat --limit 2 --offline --max-model-len 64 --scale-lengths auto --config {config}"
+    config.write_text("policy: static\nhardware: h100\n")
+    refused = CliRunner().invoke(app, asked.split())
+    assert isinstance(refused.exception, ValueError)
+    assert f"--config {config}: hardware: it is the simulator's" in str(refused.exception)
+    config.write_text("policy: continuous\ndtype: bf16\njump: true\n")
+    taken = CliRunner().invoke(app, [*asked.split(), "--out", str(tmp_path / "run"), "--json"])
+    assert taken.exit_code == 0, taken.output
+    assert json.loads(taken.stdout)["policy"] == "continuous"
+
+
+def test_execute_is_exported_without_pytorch() -> None:
+    code = """
+import sys, lengthwise
+assert lengthwise.execute.__module__ == "lengthwise.on_model"
+assert "torch" not in sys.modules
+record = lengthwise.execute("chat", "continuous", limit=2, offline=True, max_model_len=64,
+                            scale_lengths="auto")
+assert "torch" in sys.modules and lengthwise.execute.__module__ == "lengthwise.on_model"
+print(record.summary["completed"], record.config["backend"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.split() == ["2", "measured"], done.stderr
+
+
+def test_bytes_of_a_measured_run_are_those_of_its_dtype() -> None:
+    """A decode of one row moves every weight of the layers, the LM head and the KV once."""
+    trace = Trace(np.zeros(1), np.array([8]), np.array([3]), name="one")
+    shape = MODELS["tiny"]
+    for dtype, size in (("fp32", 4), ("bf16", 2)):
+        steps = execute(trace, "continuous", model="tiny", dtype=dtype).steps
+        kv = 2 * shape.layers * shape.kv_heads * shape.head_dim
+        numbers = shape.parameters() - 17 * shape.hidden + kv * steps.decode_useful_pairs[1]
+        assert steps.bytes[1] == pytest.approx(size * numbers)
