@@ -19,7 +19,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 notebooks: .venv/.dev
-	$(foreach notebook,$(wildcard notebooks/*.ipynb),$(BIN)/jupyter-execute $(notebook) &&) true
+	$(BIN)/python notebooks/run.py
 
 # The pictures of README.md and docs/, from the demo's records and a few small runs.
 pictures: demo

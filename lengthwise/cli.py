@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from lengthwise.help_page import GroupedHelp
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("lengthwise.replay_cli:replay", "Replay a trace under one policy, simulated."),
     "compare": ("lengthwise.replay_cli:compare", "Replay a trace under several policies."),
@@ -23,6 +25,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Commands: where each one is, and what it is for."""
 
+EXAMPLES = """\b
+Examples:
+  lengthwise compare chat --out runs/first
+  lengthwise replay TRACE.csv --policy chunked-prefill --hardware h100
+  lengthwise report runs/first --out report.html
+
+--help of a command shows its flags. `chat`, `code` and `long-context` are built-in
+workloads; NO_COLOR=1 switches colours off.
+"""
+
 
 def build(argv: list[str]) -> typer.Typer:
     """The application, with the command that `argv` names imported and the others only listed."""
@@ -32,7 +44,8 @@ def build(argv: list[str]) -> typer.Typer:
         help="Length-aware scheduling for LLM inference: one policy, simulated and measured.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if named else None,  # plain is half as slow to start
+        epilog=EXAMPLES,
+        rich_markup_mode=None,  # panels would cut long flags off
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     completing = any(name.endswith("_COMPLETE") for name in os.environ)
@@ -43,9 +56,11 @@ def build(argv: list[str]) -> typer.Typer:
         module, _, attribute = place.partition(":")
         command: Any = getattr(importlib.import_module(module), attribute)
         if isinstance(command, typer.Typer):
+            for registered in command.registered_commands:
+                registered.cls = GroupedHelp
             app.add_typer(command, name=name, help=text)
         else:
-            app.command(name)(command)
+            app.command(name, cls=GroupedHelp)(command)
     return app
 
 

@@ -275,9 +275,11 @@ def legend(figure: Figure, names: Iterable[str], width: float) -> None:
 
 
 def plain_log(axis: Axis) -> None:
-    """Plain numbers; where there are few powers of ten, also twice and five times them."""
+    """Plain numbers; the fewer powers of ten there are, the more between them."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,), numticks=20))
+    ratio = high / low
+    subs = (1, 1.5, 2, 3, 5, 7) if ratio < 4 else (1, 2, 5) if ratio < 500 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=20))
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -68,11 +68,13 @@ _COLOURS = (GREEN, BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """A look for each run: a built-in policy always has its own, another one the next free."""
-    chosen: dict[str, Look] = {}
-    spare = [Look(c, d) for d in _DASHES for c in _COLOURS]
-    for i, name in enumerate(n for n in names if n not in _KNOWN):
-        chosen[name] = spare[i % len(spare)]
-    return {name: chosen.get(name) or _KNOWN[name] for name in names}
+    wanted = list(names)
+    others = [name for name in wanted if name not in _KNOWN]
+    spare = {
+        name: Look(_COLOURS[i % len(_COLOURS)], _DASHES[i % len(_DASHES)])
+        for i, name in enumerate(others)
+    }
+    return {name: _KNOWN.get(name) or spare[name] for name in wanted}
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -152,6 +152,9 @@ def test_slot_map_of_steps_that_are_not_there() -> None:
 def test_looks_differ_in_more_than_colour() -> None:
     look = looks([*POLICIES, "mine", "yours"])
     assert len({(x.colour, str(x.dash)) for x in look.values()}) == 8
+    own = looks(str(i) for i in range(28))
+    assert len({(x.colour, str(x.dash)) for x in own.values()}) == 28
+    assert len({str(own[str(i)].dash) for i in range(4)}) == 4
     known = looks(POLICIES)
     assert len({str(x.dash) for x in known.values()}) == len(POLICIES)
     assert len({x.colour for x in known.values()}) == len(POLICIES)
