@@ -22,8 +22,8 @@ from lengthwise.commands import (
     show,
 )
 from lengthwise.config import RunConfig
-from lengthwise.on_model import NO_USE, SIMULATED, How, run_on_model
 from lengthwise.flags import takes_run_flags
+from lengthwise.on_model import NO_USE, SIMULATED, How, run_on_model
 from policies.compose import PolicyChoiceError
 
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]

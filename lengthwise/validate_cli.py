@@ -10,9 +10,9 @@ import typer
 
 from lengthwise.commands import Config, Force, Json, Quiet, Source, new_name, say, show
 from lengthwise.config import TRACE, RunConfig, panel_of, read_config
-from lengthwise.on_model import SIMULATED, How
 from lengthwise.execute_cli import Attention, Device, Scale, Weights
 from lengthwise.flags import takes_run_flags
+from lengthwise.on_model import SIMULATED, How
 
 if TYPE_CHECKING:
     from lengthwise.validate.measured import Measured

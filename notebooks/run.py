@@ -62,10 +62,10 @@ def run(path: Path, write: bool) -> int:
 
 def text(cell: Any) -> str:
     """What a cell printed and showed, pictures as their size in words."""
-    said = []
-    for output in cell.get("outputs", ()):
-        said.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
-    return "\n".join(said)
+    return "\n".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for output in cell.get("outputs", ())
+    )
 
 
 if __name__ == "__main__":

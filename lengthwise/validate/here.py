@@ -9,8 +9,8 @@ from typing import Any
 
 from lengthwise.api import run
 from lengthwise.config import RunConfig
-from lengthwise.on_model import How, fit_lengths, run_on_model
 from lengthwise.glimpse import Progress
+from lengthwise.on_model import How, fit_lengths, run_on_model
 from lengthwise.prepare import prepare
 from lengthwise.profiling import Bar, take_profile
 from lengthwise.validate.measured import Measured, MeasuredError

@@ -24,8 +24,8 @@ from executor.inputs import Inputs
 from executor.pages import Pager
 from executor.runner import Runner
 from executor.tokens import Tokens
-from lengthwise.on_model import execute, fit_lengths
 from lengthwise.execute_cli import execute as command
+from lengthwise.on_model import execute, fit_lengths
 from policies.compose import KNOWN, NAMED, Point, Settings, compose
 from policies.continuous import Continuous
 from serving.core import Core
