@@ -152,7 +152,7 @@ class RunConfig(BaseModel):
         return self.model_copy(update=missing)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, given_as: str = "--config") -> dict[str, Any]:
     """The fields that a configuration file gives: YAML, TOML, JSON, or a record's config.json.
 
     Raises:
@@ -162,11 +162,11 @@ def read_config(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         data = _parse(text, path.suffix.lower())
     except (OSError, ValueError) as error:
-        raise PolicyChoiceError(f"--config {path}: {error}") from error
+        raise PolicyChoiceError(f"{given_as} {path}: {error}") from error
     if isinstance(data, dict) and isinstance(data.get("run"), dict):
         data = data["run"]  # a record's config.json
     if not isinstance(data, dict):
-        raise PolicyChoiceError(f"--config {path}: expected fields and values")
+        raise PolicyChoiceError(f"{given_as} {path}: expected fields and values")
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
 
