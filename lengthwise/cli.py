@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("lengthwise.replay_cli:compare", "Replay a trace under several policies."),
     "execute": ("lengthwise.execute_cli:execute", "Run a trace on a real model, measured."),
     "profile": ("lengthwise.profile_cli:profile", "Time single steps of a model on this machine."),
+    "plan": ("lengthwise.plan_cli:plan", "Find settings and GPUs that keep an SLO."),
     "sweep": ("lengthwise.sweep_cli:sweep", "Run every combination of settings, into one table."),
     "trace": ("lengthwise.trace_cli:app", "Describe, check, convert, cut and make traces."),
     "report": ("lengthwise.report_cli:report", "Write a web page on runs."),

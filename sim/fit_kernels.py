@@ -322,6 +322,10 @@ def _allreduce(table: Table) -> tuple[str, dict[int, Curve], Score]:
     return "all-reduce", curves, score
 
 
+STEP_OPS = ("gemm-bf16", "prefill attention", "decode attention")
+"""The kernels that nearly all of a step's time goes to."""
+
+
 @dataclass(frozen=True)
 class KernelFits:
     """What the tables of a folder say: coefficients by GPU and operation, and how well they do."""
@@ -339,6 +343,11 @@ class KernelFits:
                 prefill = self.coefficients[SIBLINGS[gpu]]["prefill attention"]
             out[gpu] = {
                 "source": self.sources[gpu],
+                "error": max(
+                    score.error
+                    for score in self.scores
+                    if score.gpu == gpu and score.op in STEP_OPS and score.error is not None
+                ),
                 "gemm": {
                     dtype: asdict(ops[f"gemm-{dtype}"])
                     for dtype in ("bf16", "fp8")

@@ -320,6 +320,16 @@ class FittedCost:
             made.append(drawn)
         return made
 
+    def at_residual(self, share: float) -> FittedCost:
+        """The same, as wrong as that quantile of the held-out rows of each kind of step."""
+        residuals = self.calibration.error.residuals
+        made = copy(self)
+        made._scale = tuple(
+            1.0 + float(np.quantile(residuals[region], share)) if residuals.get(region) else 1.0
+            for region in REGIONS
+        )
+        return made
+
     def differences(self, **wanted: object) -> list[str]:
         """What of `model`, `hardware`, `tp`, `dtype`, `lengthwise` differs from the calibration's.
 

@@ -99,6 +99,8 @@ class Efficiency:
 
     gpu: str
     source: str
+    error: float
+    """The largest mean error of its kernels (products, prefill, decode) on held-out rows."""
     gemm: Mapping[str, Gemm]
     """By dtype, `bf16` and where measured `fp8`."""
     prefill: Prefill
@@ -166,6 +168,7 @@ def efficiency_of(gpu: str, raw: Mapping[str, Any]) -> Efficiency:
     return Efficiency(
         gpu=gpu,
         source=str(raw["source"]),
+        error=float(raw["error"]),
         gemm={k: _coefficients(Gemm, v) for k, v in raw["gemm"].items()},
         prefill=_coefficients(Prefill, raw["prefill"]),
         decode=_coefficients(Decode, raw["decode"]),
