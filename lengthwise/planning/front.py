@@ -13,7 +13,7 @@ from lengthwise.planning.plan import Answer, Asked, Plan, dollars, per_gpu
 from lengthwise.planning.probe import Outcome
 from lengthwise.planning.screen import Screened
 from lengthwise.planning.settings import Candidate
-from lengthwise.style import GREY, PALE, looks, new_figure, styled
+from lengthwise.style import GREY, looks, new_figure, styled
 
 BISECTED, SCREENED, REFUSED, WHOLE = "bisected", "screened", "cannot run", "whole trace"
 """What was done for a row: its highest rate found, run once at a rate, neither, or found on the
@@ -102,9 +102,12 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
         for name in machines:
             own = table[(table["machine"] == name) & table["p99_tpot_ms"].notna()]
             once = own[own["found"] == SCREENED]
-            ax.plot(once["p99_tpot_ms"], once["output_tokens_per_gpu"], ".", color=PALE, zorder=1)
+            colour = look[name].colour
+            ax.plot(
+                once["p99_tpot_ms"], once["output_tokens_per_gpu"], ".", color=colour, alpha=0.3
+            )
             some = own[(own["found"] == BISECTED) & own["sustained"].astype(bool)]
-            _points(ax, some, look[name].colour)
+            _points(ax, some, colour)
         best = plan.best.at.figures
         gpus = plan.best.candidate.gpus
         ax.plot(
@@ -118,6 +121,8 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
         for name, limit in plan.best.at.limits.items():
             if name == "tpot_p99_ms":
                 ax.axvline(limit["limit_ms"], color=GREY, lw=1.2, ls=(0, (5, 2)))
+                at = limit["limit_ms"], 0.02
+                ax.annotate(" limit", at, xycoords=("data", "axes fraction"), color=GREY)
         ax.set_xlim(0)
         ax.set_ylim(0)
         ax.set_xlabel("p99 of the time per output token (ms)")
@@ -139,7 +144,7 @@ def _legend(figure: Figure, machines: Sequence[str], look: Any) -> None:
         Line2D([], [], color=look[name].colour, marker="o", ms=5, label=name) for name in machines
     ]
     handles += [
-        Line2D([], [], color=GREY, marker=".", ls="", label="run once, on the screen"),
+        Line2D([], [], color=GREY, marker=".", ls="", label="run once, at one rate"),
         Line2D([], [], color="black", marker="*", ls="", ms=11, label="best, whole trace"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4)

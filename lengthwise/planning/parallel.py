@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def _attempt(
         if strikes == STRIKES:
             return {cell.key: f"its worker died: {_first_line(error)}" for cell in left}
         middle = (len(left) + 1) // 2
-        failed = {}
+        failed: dict[str, str] = {}
         for half in (left[:middle], left[middle:]):
             if half:
                 failed |= _attempt(half, store, parallel, deaths, strikes)
@@ -114,11 +115,12 @@ def local(tasks: Sequence[Task], jobs: int = -1) -> list[Any]:
 @contextmanager
 def _dask(address: str) -> Iterator[Any]:
     try:
-        from distributed import Client
+        import distributed
     except ImportError as error:
         raise ClusterError("--dask needs a package: pip install 'lengthwise[dask]'") from error
+    connect: Any = distributed.Client
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = connect(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise ClusterError(
             f"--dask {address}: no scheduler answers ({_first_line(error)})"
@@ -131,16 +133,17 @@ def _dask(address: str) -> Iterator[Any]:
 def _ray(address: str) -> Iterator[None]:
     try:
         import ray
-        from ray.util.joblib import register_ray
+        from ray.util import joblib as on_ray
     except ImportError as error:
         raise ClusterError("--ray needs a package: pip install 'lengthwise[ray]'") from error
     ours = not ray.is_initialized()
     if ours:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, ValueError, RuntimeError) as error:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises bare ones
             raise ClusterError(f"--ray {address}: {_first_line(error)}") from error
-    register_ray()
+    register: Any = on_ray.register_ray
+    register()
     try:
         yield
     finally:
