@@ -20,6 +20,7 @@ from serving.recorder import Recorder
 from serving.request import Request
 from serving.step import Step, Wait
 from sim.engine import PolicyError
+from sim.graphs import pad_decode
 
 _NAP = 0.05
 """The longest sleep in one piece (s), so that Ctrl-C is answered soon."""
@@ -126,6 +127,7 @@ class Driver:
         launcher: runs them.
         depth: steps in flight; 2: a step is planned and launched while one runs.
         stop: asked between steps whether to go on.
+        graphs: decode steps run at recorded sizes (see `Graphs`), and are written down so.
     """
 
     core: Core
@@ -134,6 +136,7 @@ class Driver:
     launcher: Launcher
     depth: int = 1
     stop: Stop = field(default_factory=Stop)
+    graphs: bool = False
 
     def run(self, requests: Iterator[Request]) -> Spent:
         """Run to the end, arrivals at their times from now on.
@@ -180,6 +183,8 @@ class Driver:
 
     def _launch(self, step: Step) -> None:
         batch = self.inputs.batch(step)
+        if self.graphs:
+            step = step._replace(features=pad_decode(step.features))
         launched = self._now()
         # a step may have nothing to compute (see `Step`)
         running = Ended(0.0) if batch is None else self.launcher.launch(batch)

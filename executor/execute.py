@@ -15,12 +15,14 @@ import torch
 from executor import backends
 from executor.attention import Backend
 from executor.driver import Driver, InThread, Launcher, Spent, Stop, stop_on_interrupt
+from executor.dry_run import measured_slot_bytes
 from executor.graphs import capture_sizes
 from executor.memory import check_weights, room
 from executor.model import DTYPES, Transformer, fused
 from executor.pages import Pager
 from executor.steps import Steps
 from executor.tokens import Tokens
+from executor.utilisation import Utilisation
 from executor.weights import load, randomise
 from policies.compose import Point, PolicyChoiceError, Settings, budget, compose
 from serving.blocks import Blocks
@@ -146,7 +148,10 @@ def measure(
     settings = replace(settings, block_size=size)
     longest = max(settings.max_model_len, int(trace.output_tokens.max()) + 1)
     most = budget(point, settings) or settings.max_model_len
-    memory = room(shape, dtype, device, point, settings, trace, most, override, share)
+    slot = None
+    if device.type == "cuda":
+        slot = measured_slot_bytes(engine, point.layout != "packed", most, settings.max_model_len)
+    memory = room(shape, dtype, device, point, settings, trace, most, override, share, slot)
     settings = replace(settings, usable_blocks=memory.blocks, activations=memory.activations)
     tokens, warm = _tokens(trace, settings, shape.vocab, engine)
     recorded = device.type == "cuda" and engine.backend.capturable and point.layout == "packed"
@@ -163,7 +168,8 @@ def measure(
         inputs.pager = Pager(memory.blocks, size, longest)
         _attach(planner, settings, inputs.pager)
         core = Core(planner, recorder, settings.max_model_len)
-        return Driver(core, recorder, inputs, launcher, depth, stop).run(requests)
+        driver = Driver(core, recorder, inputs, launcher, depth, stop, graphs=bool(graphs))
+        return driver.run(requests)
 
     recorder = recorder or Recorder()
     try:
@@ -172,7 +178,8 @@ def measure(
             before = counter.slots, counter.pairs
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            spent = drive(requests, stop, recorder)
+            with Utilisation(device) as busy:
+                spent = drive(requests, stop, recorder)
     finally:
         if threaded is not None:
             threaded.close()
@@ -184,7 +191,10 @@ def measure(
         "idle_s": spent.idle_s,
         "computed_slots": counter.slots - before[0],
         "computed_pairs": counter.pairs - before[1],
+        "activation_bytes_per_slot": slot,
         "peak_memory_bytes": _peak_bytes(device),
+        "gpu_utilisation": busy.mean,
+        "gpu_utilisation_missing": busy.why or None,
     }
     return Measured(recorder, spent, stop.asked, tokens, facts)
 

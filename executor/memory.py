@@ -67,6 +67,7 @@ def room(
     tokens: int,
     override: int | None = None,
     share: float | None = None,
+    slot: int | None = None,
 ) -> Room:
     """Blocks for a run whose weights are loaded.
 
@@ -80,6 +81,7 @@ def room(
         tokens: most tokens of a packed step.
         override: blocks as `--num-gpu-blocks-override` counts them, one of them the null block.
         share: of the free memory.
+        slot: bytes of activations a slot, as a dry run found them; None: estimated.
 
     Raises:
         DoesNotFitError: less than one block; gives the sizes.
@@ -89,8 +91,9 @@ def room(
     if not 0 < share <= 1:
         raise ValueError(f"--gpu-memory-utilization must be over 0 and at most 1, not {share:g}")
     free, block = free_bytes(device), page_bytes(shape, settings.block_size, dtype)
-    # the tensors between two matrix products, and as much again for those that attention copies
-    slot = slot_bytes(shape) * dtype.itemsize
+    if slot is None:
+        # the tensors between two matrix products, and as much again for what attention copies
+        slot = slot_bytes(shape) * dtype.itemsize
     logits = logits_bytes(shape, settings.max_num_seqs) * dtype.itemsize // 2
     budget = int(free * share) - logits
     padded = point.layout != "packed"

@@ -115,7 +115,8 @@ def paged_decode(q: Tensor, kv: LayerKV, rows: Rows) -> Tensor:
     if splits > 1:
         parts = torch.empty((count, splits, heads, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((count, splits, heads), dtype=torch.float32, device=q.device)
-    sizes: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
+    pad = max(16, triton.next_power_of_2(dim))  # the least that `tl.dot` multiplies
+    sizes: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": pad}
     _attend[(count, kv_heads, splits)](
         q, kv.k, kv.v, rows.table, rows.used_k, parts, sums,
         dim**-0.5 * 1.4426950408889634,  # log2(e): the kernel's exponentials are powers of two

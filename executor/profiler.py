@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from executor.cache import page_bytes
-from executor.execute import Engine
 from executor.graphs import capture_sizes
 from executor.grid import Cell
 from executor.inputs import Batch
@@ -26,6 +25,9 @@ from executor.tokens import Tokens
 from serving.request import Request
 from serving.step import PACKED, Features, Packed, Padded, Step, Work
 from sim.graphs import pad_decode
+
+if TYPE_CHECKING:
+    from executor.execute import Engine
 
 SCHEMA = 1
 

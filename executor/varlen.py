@@ -102,7 +102,8 @@ class VarlenAttention:
 
 def _cells(ragged: Ragged, page_size: int) -> tuple[Tensor, Tensor]:
     """Page and place of every token attended to, in order, each [Σ kv_lens]."""
-    lengths = torch.from_numpy(ragged.kv_lens).to(ragged.table.device)
-    prompt = torch.repeat_interleave(lengths)
+    # the size is known here: without it the device would be asked, and waited for
+    total = int(ragged.kv_lens.sum())
+    prompt = torch.repeat_interleave(ragged.used_k.long(), output_size=total)
     position = torch.arange(prompt.shape[0], device=prompt.device) - ragged.cu_k[prompt]
     return ragged.table[prompt, position // page_size], position % page_size

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from executor.execute import Engine, Measured, measure
+from executor.execute import Engine, Machine, Measured, measure
 from lengthwise.prepare import blocks_per_hash, requests_of
 from policies.compose import KNOWN, Point, Settings
 from serving.recorder import Recorder
@@ -20,9 +20,9 @@ from traces.trace import BlockHashes, Trace
 NANO = Model("nano", 32, 2, 4, 2, 8, 64, 211, 512, source="tests")
 
 
-def engine() -> Engine:
+def engine(device: str = "cpu", dtype: str = "fp32") -> Engine:
     """Weights large enough that what a token attends to decides what follows it."""
-    made = Engine(NANO)
+    made = Engine(NANO, Machine(device, dtype))
     for name, weight in made.model.named_parameters():
         if "norm" not in name:
             weight.data.mul_(12)
@@ -83,7 +83,7 @@ def alone(engine: Engine, prompt: list[int], count: int) -> list[int]:
 
     known = list(prompt)
     for _ in range(count):
-        places = torch.arange(len(known), dtype=torch.int32)
-        ids = torch.tensor(known, dtype=torch.int32)
+        places = torch.arange(len(known), dtype=torch.int32, device=engine.device)
+        ids = torch.tensor(known, dtype=torch.int32, device=engine.device)
         known.append(int(engine.model(ids, places, attend, places[-1:]).argmax()))
     return known[len(prompt) :]

@@ -26,8 +26,8 @@ SHAPE = replace(MODELS["tiny"], heads=4, kv_heads=2, head_dim=16, layers=1)
 Q, KV, DECODES = [3, 40, 33, 1], [3, 90, 50, 30], [1, 17, 300, 301, 70]
 
 
-def case(page_size: int = 16, dtype: torch.dtype = torch.float32) -> Case:
-    return Case(SHAPE, Q, KV, DECODES, page_size, dtype, "cpu")
+def case(page_size: int = 16, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Case:
+    return Case(SHAPE, Q, KV, DECODES, page_size, dtype, device)
 
 
 def truth(case: Case) -> dict[str, torch.Tensor]:
@@ -49,10 +49,10 @@ def truth(case: Case) -> dict[str, torch.Tensor]:
     return {"fresh": torch.cat(fresh), "chunks": torch.cat(chunks), "decodes": torch.cat(decodes)}
 
 
-def check(backend, page_size: int, dtype: torch.dtype, tolerance: float) -> None:
-    problem = case(page_size, dtype)
-    for kind, right in truth(problem).items():
-        got = getattr(problem, kind)(backend)
+def check(backend, page_size: int, dtype: torch.dtype, tolerance: float, device="cpu") -> None:
+    problem = case(page_size, dtype, device)
+    for kind, right in truth(case(page_size, dtype)).items():
+        got = getattr(problem, kind)(backend).cpu()
         assert got.shape == right.shape, kind
         assert float((got.float() - right.float()).abs().max()) <= tolerance, kind
 
@@ -201,6 +201,7 @@ from sim.models import MODELS
 for dim, kv_heads, page_size, programs, dtype in (
     (16, 2, 16, 512, torch.float32),  # split over the context
     (24, 1, 32, 1, torch.float32),  # no power of two, not split
+    (8, 2, 16, 512, torch.float32),  # smaller than the hardware multiplies
     (16, 2, 16, 512, torch.float16),
 ):
     module._PROGRAMS = programs
