@@ -61,6 +61,8 @@ def calibrate(
 
     What is known of ROWS is read from the JSON file beside it; flags come first. Give the file
     that --out writes to `replay --cost`.
+
+    For example: lengthwise calibrate profile.parquet --out cost.json
     """
     if (rows is None) == (ops is None):
         raise typer.BadParameter("give either ROWS or --ops DIR")

@@ -76,7 +76,7 @@ def main() -> None:
         from lengthwise.flags import gather
 
         argv = gather(sys.argv[1:])
-        build(argv)(argv)
+        build(argv)(argv, prog_name="lengthwise")
     except _user_errors() as error:
         typer.echo(f"lengthwise: {error}", err=True)
         raise SystemExit(2) from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lengthwise.config import read_config
+from lengthwise.config import flatten, read_config
 
 Source = Annotated[
     str | None,
@@ -23,6 +24,9 @@ Out = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace the folder if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no notes.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also every setting in force, on standard error.")
+]
 Config = Annotated[
     Path | None,
     typer.Option("--config", help="YAML, TOML or JSON of flags, or a record's config.json."),
@@ -65,6 +69,13 @@ def say(notes: tuple[str, ...], quiet: bool) -> None:
     """Print what a reader of the figures should know, a line each."""
     for note in () if quiet else notes:
         typer.echo(f"note: {note}")
+
+
+def say_settings(configs: Mapping[str, dict[str, Any]]) -> None:
+    """Print every setting that was in force, by run, on standard error."""
+    for name, config in configs.items():
+        for key, value in flatten(config):
+            typer.echo(f"{name}: {key} = {value}", err=True)
 
 
 def finish(summaries: list[dict[str, Any]], config: dict[str, Any]) -> None:

@@ -22,6 +22,8 @@ def conform(
 
     One line a file: `same`, or the first step and field that differ, with both values. The exit
     code is 1 if anything differs and 2 if a file is not a recording.
+
+    For example: lengthwise conform tests/recordings/vllm/*.json.gz
     """
     from policies.conform import RecordingError, compare, read
 

@@ -15,10 +15,12 @@ from lengthwise.commands import (
     Out,
     Quiet,
     Source,
+    Verbose,
     finish,
     given_fields,
     new_name,
     say,
+    say_settings,
     show,
 )
 from lengthwise.config import RunConfig
@@ -58,6 +60,7 @@ def execute(
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     *,
     asked: dict[str, Any],
 ) -> None:
@@ -91,6 +94,8 @@ def execute(
             f"{c['kv_blocks']} KV blocks ({c['kv_blocks_from']})"
         )
         typer.echo(f"record: {folder}")
+    if verbose:
+        say_settings({settings.policy: record.config})
     finish([record.summary], record.config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -68,7 +68,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = name.replace("_", "-")
     spelled = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     option = typer.Option(
-        spelled, help=_help(field), rich_help_panel=panel_of(field), show_default=False
+        spelled,
+        help=_help(field),
+        rich_help_panel=panel_of(field),
+        show_default=False,
+        autocompletion=_completing(name),
     )
     return inspect.Parameter(
         name,
@@ -76,6 +80,26 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _completing(name: str) -> Callable[[str], list[str]]:
+    """What a shell offers for the value of a flag, once its first letters are typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        from policies.compose import KNOWN, LAYOUTS, LIFECYCLES
+        from sim.hardware import hardware_names
+        from sim.models import MODELS
+
+        known: dict[str, Iterable[str]] = {
+            "policy": KNOWN,
+            "layout": LAYOUTS,
+            "lifecycle": LIFECYCLES,
+            "model": MODELS,
+            "hardware": hardware_names(),
+        }
+        return [value for value in known.get(name, ()) if value.startswith(incomplete)]
+
+    return complete
 
 
 def _help(field: FieldInfo) -> str:

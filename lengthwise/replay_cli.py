@@ -15,10 +15,12 @@ from lengthwise.commands import (
     Out,
     Quiet,
     Source,
+    Verbose,
     finish,
     given_fields,
     new_name,
     say,
+    say_settings,
     show,
 )
 from lengthwise.config import RunConfig
@@ -34,6 +36,7 @@ def replay(
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     *,
     asked: dict[str, Any],
 ) -> None:
@@ -62,6 +65,8 @@ def replay(
         show(replay_table(record), refusals(record))
         say(record.notes, quiet)
         typer.echo(f"record: {folder}")
+    if verbose:
+        say_settings({settings.policy: record.config})
     finish([record.summary], record.config)
 
 
@@ -76,6 +81,7 @@ def compare(
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     *,
     asked: dict[str, Any],
 ) -> None:
@@ -117,6 +123,8 @@ def compare(
         said = dict.fromkeys(note for record in records.values() for note in record.notes)
         say(tuple(said), quiet)
         typer.echo(f"report: {folder} (latency.png, padding.png, running.png, a record a policy)")
+    if verbose:
+        say_settings({name: record.config for name, record in records.items()})
     finish(list(summaries.values()), next(iter(records.values())).config)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lengthwise import plots
+from lengthwise.config import flatten
 from lengthwise.console import NONE, number
 from lengthwise.report_figures import figures_table
 from lengthwise.report_page import page
@@ -213,7 +214,7 @@ def _bar(row: Mapping[str, Any]) -> str:
 
 def _settings(records: Mapping[str, Record]) -> str:
     """The configuration of every run: what all have in common once, what differs side by side."""
-    flat = {name: dict(_flatten(record.config)) for name, record in records.items()}
+    flat = {name: dict(flatten(record.config)) for name, record in records.items()}
     keys = list(dict.fromkeys(key for settings in flat.values() for key in settings))
     same = [k for k in keys if len({settings.get(k, NONE) for settings in flat.values()}) == 1]
     differ = [key for key in keys if key not in same]
@@ -238,12 +239,3 @@ def _setting_table(heads: str, keys: list[str], runs: list[dict[str, str]]) -> s
         '<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">Setting</th>'
         f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every setting with its path and its value as text."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value if isinstance(value, str) else json.dumps(value)

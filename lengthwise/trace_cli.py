@@ -70,7 +70,10 @@ def describe(
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Save no plots.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Counts, rate, burstiness, lengths and shared prefixes of a trace, and a page of plots."""
+    """Counts, rate, burstiness, lengths and shared prefixes of a trace, and a page of plots.
+
+    For example: lengthwise trace describe requests.csv
+    """
     from traces.describe import describe as figures_of
 
     read = load(
@@ -109,7 +112,10 @@ def check(
     output_tokens: OutputTokens = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find every bad row. Exit code: 0 none, 1 some, 2 the file cannot be read."""
+    """Find every bad row. Exit code: 0 none, 1 some, 2 the file cannot be read.
+
+    For example: lengthwise trace check requests.csv
+    """
     from traces.check import check as check_file
 
     found = check_file(
@@ -158,7 +164,10 @@ def convert(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trace in another format."""
+    """Write a trace in another format.
+
+    For example: lengthwise trace convert requests.csv --to mooncake
+    """
     if out is None:
         out = _named_for(trace, to)
     read = load(
@@ -189,7 +198,10 @@ def cut(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Part of a trace: a time window, then a random sample, then the first requests."""
+    """Part of a trace: a time window, then a random sample, then the first requests.
+
+    For example: lengthwise trace cut requests.csv --start 60 --end 600 --out part.csv
+    """
     from traces import edit
 
     part = load(trace, format=format, seed=seed)
@@ -217,7 +229,10 @@ def scale(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """The same requests faster or slower, longer or shorter."""
+    """The same requests faster or slower, longer or shorter.
+
+    For example: lengthwise trace scale requests.csv --rate 2 --out faster.csv
+    """
     from traces import edit
 
     read = load(trace, format=format, rate_scale=rate, seed=seed).noted(f"arrivals × {rate:g}")
@@ -234,7 +249,10 @@ def merge(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Traces laid over one another from time 0; each request keeps its origin as its tenant."""
+    """Traces laid over one another from time 0; each request keeps its origin as its tenant.
+
+    For example: lengthwise trace merge chat.csv code.csv --out both.csv
+    """
     from traces import edit
 
     parts = [load(source, format=format, seed=seed) for source in traces]
@@ -276,7 +294,10 @@ def generate(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a trace from distributions, or from a YAML spec."""
+    """Make a trace from distributions, or from a YAML spec.
+
+    For example: lengthwise trace generate --spec spec.yaml --requests 500 --out made.csv
+    """
     from traces.generate import generate as generate_trace
     from traces.spec import load_spec
 
@@ -307,7 +328,10 @@ def fit(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a spec (YAML) from which `generate --spec` makes traces like this one."""
+    """Write a spec (YAML) from which `generate --spec` makes traces like this one.
+
+    For example: lengthwise trace fit requests.csv --out spec.yaml
+    """
     from traces.fit import fit as fit_spec
     from traces.spec import save_spec
 
