@@ -6,7 +6,8 @@
 Every request waits from the start, memory and seats are always spoken for, and a step takes the
 same time under both, so that what is measured is the planning. Steps are not the same in number:
 SGLang's prefills go alone. So the figure is steps a CPU second. The machine's speed drifts, so
-every run stands beside one of `chunked-prefill`, and the figures are medians over the repeats.
+every run stands beside two of `chunked-prefill`, without and with prefix caching, and the figures
+are medians over the repeats.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from policies.continuous import Continuous
 from policies.sglang import Sglang, SglangLimits
 from serving.blocks import Blocks
 from serving.core import Core, Planner
+from serving.prefix import PrefixBlocks
 from serving.queue import Fifo
 from serving.recorder import Recorder
 from serving.request import Request
@@ -43,20 +45,30 @@ def requests(count: int) -> Iterator[Request]:
         yield Request(index, 0.0, prompt, output)
 
 
-def vllm(recorder: Recorder) -> Planner:
+LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=SEATS)
+
+
+def plain(recorder: Recorder) -> Planner:
     """`chunked-prefill`."""
-    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=SEATS)
-    return Continuous(limits, Blocks(POOL // 16, 16), Fifo(), recorder)
+    return Continuous(LIMITS, Blocks(POOL // 16, 16), Fifo(), recorder)
+
+
+def caching(recorder: Recorder) -> Planner:
+    """`chunked-prefill` with prefix caching, which finds nothing here."""
+    return Continuous(LIMITS, PrefixBlocks(POOL // 16, 16, 1), Fifo(), recorder)
 
 
 SGLANG = SglangLimits(
     max_total_tokens=POOL, context_len=16_384, max_running_requests=SEATS, page_size=1
 )
 VARIANTS: dict[str, Callable[[Recorder], Planner]] = {
-    "chunked-prefill": vllm,
+    "chunked-prefill": plain,
     "sglang": lambda r: Sglang(SGLANG, r),
     "sglang, radix cache off": lambda r: Sglang(replace(SGLANG, disable_radix_cache=True), r),
     "sglang, pages of 16": lambda r: Sglang(replace(SGLANG, page_size=16), r),
+    "sglang, mixed, radix cache off": lambda r: Sglang(
+        replace(SGLANG, enable_mixed_chunk=True, disable_radix_cache=True), r
+    ),
     "sglang, mixed chunk": lambda r: Sglang(replace(SGLANG, enable_mixed_chunk=True), r),
     "sglang, simulated admission": lambda r: Sglang(
         replace(SGLANG, disable_radix_cache=True, ignore_eos=True), r
@@ -87,16 +99,21 @@ def main() -> None:
     arguments = parser.parse_args()
     for jump in (False, True):
         mode = "jumping" if jump else "stepping"
-        print(f"{mode:32} {'steps':>8} {'steps/s':>10} {'relative':>9}")
+        print(f"{mode:32} {'steps':>8} {'steps/s':>10} {'to plain':>9} {'caching':>9}")
         for name, make in VARIANTS.items():
-            speeds, relative, steps = [], [], 0
+            speeds, steps = [], 0
+            beside: list[list[float]] = [[], []]
             for _ in range(arguments.repeat):
-                _, base = measure(vllm, arguments.requests, jump)
+                bases = [measure(base, arguments.requests, jump)[1] for base in (plain, caching)]
                 steps, speed = measure(make, arguments.requests, jump)
                 speeds.append(speed)
-                relative.append(speed / base)
-            speed, share = statistics.median(speeds), statistics.median(relative)
-            print(f"{name:32} {steps:8,} {speed:10,.0f} {share:9.2f}")
+                for shares, base in zip(beside, bases, strict=True):
+                    shares.append(speed / base)
+            speed, (to_plain, to_caching) = (
+                statistics.median(speeds),
+                map(statistics.median, beside),
+            )
+            print(f"{name:32} {steps:8,} {speed:10,.0f} {to_plain:9.2f} {to_caching:9.2f}")
 
 
 if __name__ == "__main__":

@@ -44,20 +44,20 @@ class Tokens:
 class Node:
     """Tokens `start` to `end` of every sequence that passes through it."""
 
-    __slots__ = ("children", "end", "locks", "parent", "queued", "source", "stamp", "start")
+    __slots__ = ("children", "end", "key", "locks", "parent", "queued", "source", "stamp", "start")
 
-    def __init__(self, parent: Node | None, start: int, end: int, source: Tokens | None) -> None:
+    def __init__(
+        self, parent: Node | None, key: Owner, start: int, end: int, source: Tokens | None
+    ) -> None:
         self.parent = parent
+        self.key = key  # owner of the last token of its first page: the parent has it under this
         self.start = start
         self.end = end
         self.source = source
-        self.children: dict[Owner, Node] = {}  # by the owner of the last token of their first page
+        self.children: dict[Owner, Node] = {}
         self.locks = 0
         self.stamp = 0  # when it was last used
         self.queued = False  # has an entry among the leaves to evict
-
-    def __len__(self) -> int:
-        return self.end - self.start
 
 
 class RadixCache:
@@ -76,7 +76,7 @@ class RadixCache:
         """
         self.page_size = page_size
         self.hash_tokens = hash_tokens
-        self.root = Node(None, 0, 0, None)
+        self.root = Node(None, 0, 0, 0, None)
         self.tokens = 0  # in all nodes
         self.evictable = 0  # tokens in nodes that nobody locks
         self._clock = 0
@@ -178,7 +178,7 @@ class RadixCache:
             if stamp != node.stamp:
                 self._enqueue(node)
                 continue
-            gone += len(node)
+            gone += node.end - node.start
             self._remove(node)
         self.evictable -= gone
         self.tokens -= gone
@@ -194,7 +194,8 @@ class RadixCache:
         """The child that shares at least a page with the sequence."""
         if node.end >= upto:
             return None
-        return node.children.get(tokens.owner(node.end + self.page_size - 1))
+        children = node.children
+        return children.get(self._key(tokens, node.end)) if children else None
 
     def _shared_part(self, node: Node, tokens: Tokens, upto: int) -> Node:
         """The node, or its upper part where only that is shared."""
@@ -222,18 +223,19 @@ class RadixCache:
         parent, source = node.parent, node.source
         assert parent is not None
         assert source is not None
-        upper = Node(parent, node.start, at, source)
+        upper = Node(parent, node.key, node.start, at, source)
         upper.locks = node.locks
-        parent.children[self._key(source, node.start)] = upper
-        upper.children[self._key(source, at)] = node
+        parent.children[node.key] = upper
+        node.key = self._key(source, at)
+        upper.children[node.key] = node
         node.parent, node.start = upper, at
         self._touch(upper)
         self._touch(node)
         return upper
 
     def _add(self, parent: Node, tokens: Tokens, end: int, locks: int) -> Node:
-        node = Node(parent, parent.end, end, tokens)
-        parent.children[self._key(tokens, parent.end)] = node
+        node = Node(parent, self._key(tokens, parent.end), parent.end, end, tokens)
+        parent.children[node.key] = node
         self._touch(node)
         self.tokens += end - parent.end
         node.locks = locks
@@ -243,10 +245,9 @@ class RadixCache:
         return node
 
     def _remove(self, node: Node) -> None:
-        parent, source = node.parent, node.source
+        parent = node.parent
         assert parent is not None
-        assert source is not None
-        del parent.children[self._key(source, node.start)]
+        del parent.children[node.key]
         self._enqueue(parent)
 
     def _touch(self, node: Node) -> None:

@@ -79,8 +79,11 @@ class Memory:
 
     def find(self, tokens: int) -> None:
         """Evict for what the free tokens are short of `tokens`."""
-        if self.radix is not None and self.available < tokens:
-            self.blocks.free += self.radix.evict(tokens - self.available) // self.page_size
+        if self.radix is None:
+            return
+        short = tokens - self.blocks.free * self.page_size
+        if short > 0:
+            self.blocks.free += self.radix.evict(short) // self.page_size
 
     def pages(self, works: list[Work]) -> int:
         """Pages that a prefill batch takes."""

@@ -426,7 +426,7 @@ MUTANTS = (
         "eviction is for the shortfall",
         Memory,
         "find",
-        "self.radix.evict(tokens - self.available)",
+        "self.radix.evict(short)",
         "self.radix.evict(tokens)",
     ),
     Mutant(
@@ -460,8 +460,8 @@ MUTANTS = (
         "whole leaves are evicted",
         RadixCache,
         "evict",
-        "gone += len(node)",
-        "gone += min(len(node), count - gone)",
+        "gone += node.end - node.start",
+        "gone += min(node.end - node.start, count - gone)",
     ),
     Mutant(
         "a parent can be evicted once it is a leaf",
