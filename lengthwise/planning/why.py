@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.planning.probe import Outcome
 from serving.record import Record
 
-FULL = 0.95
-"""Share of the KV blocks from which the cache counts as full."""
-
 
 @dataclass(frozen=True)
 class Why:
-    """Shares of the time in which steps ran."""
+    """Shares of the time in which steps ran.
+
+    Who still waits after a step was planned found no seat, no token budget or no KV blocks, and
+    counts to the first of these that was short. Batches that drain let nobody in: there all of it
+    is `waiting` alone.
+    """
 
     compute: float | None
     """In steps that the arithmetic of the model bounds; None without a model."""
@@ -24,38 +27,41 @@ class Why:
     waiting: float
     """While requests waited."""
     kv: float
-    """While they waited and the KV cache was full."""
+    """While they waited for KV blocks."""
     seats: float
-    """While they waited and every seat was taken."""
+    """While they waited for a seat."""
     budget: float
-    """While they waited and the step used its whole token budget."""
+    """While they waited for token budget."""
+    budget_compute: float
+    """The part of it in steps that arithmetic bounds."""
 
     def binds(self, limit: str) -> str:
         """What a limit is short of: `KV`, `seats`, `compute`, `bandwidth`, or `queue`.
 
         A limit on time per token is short of what steps spend their time on. One on the time until
         something (and the growth of the queue) is short of what requests wait for; where that is
-        the token budget, again of what steps spend their time on.
+        the token budget, of what those steps spend their time on. Without a model these are
+        `step time` and `budget`.
         """
         if not limit.startswith(("tpot", "itl")):
             causes = {"KV": self.kv, "seats": self.seats, "budget": self.budget}
             cause = max(causes, key=lambda name: causes[name])
             if causes[cause] < self.waiting / 2 or not self.waiting:
                 return "queue"
-            if cause != "budget":
+            if cause != "budget" or self.compute is None:
                 return cause
+            return "compute" if self.budget_compute > self.budget / 2 else "bandwidth"
         if self.compute is None or self.bandwidth is None:
-            return "queue" if not limit.startswith(("tpot", "itl")) else "step time"
+            return "step time"
         return "compute" if self.compute > self.bandwidth else "bandwidth"
 
     def said(self) -> str:
         """The shares in a sentence."""
         parts = [f"requests wait during {_percent(self.waiting)} of the step time"]
-        for name, share in (("KV full", self.kv), ("seats taken", self.seats)):
+        shares = {"KV blocks": self.kv, "seats": self.seats, "token budget": self.budget}
+        for name, share in shares.items():
             if share > 0.005:
-                parts.append(f"{name} {_percent(share)}")
-        if self.budget > 0.005:
-            parts.append(f"budget used up {_percent(self.budget)}")
+                parts.append(f"for {name} {_percent(share)}")
         if self.compute is not None and self.bandwidth is not None:
             parts.append(f"arithmetic bounds {_percent(self.compute)} of it")
             parts.append(f"bytes {_percent(self.bandwidth)}")
@@ -76,22 +82,41 @@ def why(record: Record) -> Why:
         return float(seconds[np.asarray(chosen, bool)].sum()) / busy
 
     waiting = steps["waiting"].to_numpy() > 0
+    seats, budget, kv = _short(record, waiting)
     compute = bandwidth = None
+    computing = np.zeros(len(steps), np.bool_)
     if config.get("peak_flops") and config.get("peak_bytes_per_s"):
         flops = steps["flops"].to_numpy() / config["peak_flops"]
         moved = steps["bytes"].to_numpy() / config["peak_bytes_per_s"]
-        compute, bandwidth = share(flops > moved), share(flops <= moved)
-    slots = (steps["prefill_slots"] + steps["decode_slots"]).to_numpy()
-    blocks, budget = config.get("kv_blocks"), config.get("max_num_batched_tokens")
-    full = steps["kv_blocks_used"].to_numpy() >= FULL * blocks if blocks else np.zeros(len(steps))
+        computing = flops > moved
+        compute, bandwidth = share(computing), share(~computing)
     return Why(
-        compute,
-        bandwidth,
-        share(waiting),
-        share(waiting & (full > 0)),
-        share(waiting & (steps["running"].to_numpy() >= config["max_num_seqs"])),
-        share(waiting & (slots >= budget)) if budget else 0.0,
+        compute=compute,
+        bandwidth=bandwidth,
+        waiting=share(waiting),
+        kv=share(kv),
+        seats=share(seats),
+        budget=share(budget),
+        budget_compute=share(budget & computing),
     )
+
+
+Steps = NDArray[np.bool_]
+
+
+def _short(record: Record, waiting: Steps) -> tuple[Steps, Steps, Steps]:
+    """Steps in which those who waited lacked seats, token budget, KV blocks; shape [steps] each."""
+    steps, config = record.steps, record.config
+    nobody = np.zeros(len(steps), np.bool_)
+    if config["lifecycle"] == "drain":
+        return nobody, nobody, nobody
+    seats = waiting & (steps["running"].to_numpy() >= config["max_num_seqs"])
+    slots = (steps["prefill_slots"] + steps["decode_slots"]).to_numpy()
+    whole = config["lifecycle"] == "continuous"  # prompts that are not cut
+    head = float(record.requests["prompt_tokens"].median()) if whole else 0.0
+    budget = waiting & ~seats & (slots + head >= config["max_num_batched_tokens"])
+    kv = nobody if config["kv_blocks"] is None else waiting & ~seats & ~budget
+    return seats, budget, kv
 
 
 def first_to_fail(sustained: Outcome, beyond: Outcome | None) -> str:
