@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint notebooks pictures clean
+.PHONY: demo test lint validate notebooks pictures clean
 
 demo: .venv/.core
 	$(BIN)/lengthwise compare chat --out runs/demo --force
@@ -20,6 +20,10 @@ lint: .venv/.dev
 
 notebooks: .venv/.dev
 	$(BIN)/python notebooks/run.py
+
+# Predicted against measured on this machine; says so where the machine is too noisy to tell.
+validate: .venv/.dev
+	$(BIN)/python benchmarks/validate.py
 
 # The pictures of README.md and docs/, from the demo's records and a few small runs.
 pictures: demo

@@ -148,17 +148,26 @@ def _run_here(
     from lengthwise.api import read_trace
     from lengthwise.console import progress
     from lengthwise.live import live
+    from lengthwise.on_model import fit_lengths
     from lengthwise.validate.here import profiled, run_here
     from policies.compose import Settings
+    from sim.models import load_model
 
     simulated = {k: v for k, v in fields.items() if k in SIMULATED and k != "dtype"}
     config = RunConfig.of(**{k: v for k, v in fields.items() if k not in SIMULATED}, trace=trace)
-    requests = read_trace(config)
+    model = config.model or ("tiny" if how.weights is None else str(how.weights))
+    config = config.model_copy(update={"model": model})
+    limit = config.max_model_len or load_model(model).max_positions
+    requests, _ = fit_lengths(read_trace(config), how.scale_lengths, limit)
     spread = None
     if "cost" not in simulated:
-        model = config.model or ("tiny" if how.weights is None else str(how.weights))
         made = profiled(
-            folder, model, how, config.block_size, lambda n: progress("profiling", n, silent)
+            folder,
+            model,
+            how,
+            config.block_size,
+            requests.longest,
+            lambda total: progress("profiling", total, silent),
         )
         simulated["cost"], spread = str(made.cost), made.spread
     seats = config.max_num_seqs or Settings.max_num_seqs

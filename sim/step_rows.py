@@ -147,7 +147,11 @@ def _from_shapes(
 def _from_steps(
     table: pd.DataFrame, path: Path
 ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64]]:
-    """Our own names; steps that computed nothing are left out."""
+    """Our own names; steps that computed nothing are left out.
+
+    `prepare_s`, the host's work before each step of a profile, is part of its time: with one step
+    in flight nothing else runs meanwhile.
+    """
     for name in Features._fields:
         if name not in table:
             raise RowsError(
@@ -158,6 +162,8 @@ def _from_steps(
     busy = _numbers(table, "prefill_slots", path) + _numbers(table, "decode_slots", path) > 0
     if "seconds" in table:
         seconds = _numbers(table, "seconds", path, over_zero=True)
+        if "prepare_s" in table:
+            seconds = seconds + _numbers(table, "prepare_s", path)
     elif "start_s" in table and "end_s" in table:
         seconds = table["end_s"].to_numpy(np.float64) - table["start_s"].to_numpy(np.float64)
         if (seconds[busy] <= 0).any():

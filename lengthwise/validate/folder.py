@@ -85,10 +85,10 @@ def _numbers(
     if missing:
         good |= table[name].isna().to_numpy()
     if not good.all():
-        row = table.iloc[int(np.argmin(good))]
+        at = int(np.argmin(good))
         raise MeasuredError(
-            f"{path}: {name} of request {row['request']} is {row[name]!r}; expected a number of "
-            "at least 0"
+            f"{path}: {name} of request {table['request'].iloc[at]} is "
+            f"{table[name].iloc[at]}; expected a number of at least 0"
         )
     return values
 

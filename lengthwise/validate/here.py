@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise.api import run
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress
-from lengthwise.on_model import How, fit_lengths, run_on_model
+from lengthwise.on_model import How, run_on_model
 from lengthwise.prepare import prepare
 from lengthwise.profiling import Bar, take_profile
 from lengthwise.validate.measured import Measured, MeasuredError
@@ -22,7 +22,7 @@ from sim.models import load_model
 from sim.step_rows import read_rows
 from traces.trace import Trace
 
-REPEATS = 5
+REPEATS = 3
 """Timings of each profiled step."""
 
 
@@ -35,8 +35,13 @@ class Profiled:
     """How far repeats of a step lie apart: (largest − least) / median, median over steps."""
 
 
-def profiled(folder: Path, model: str, how: How, block_size: int | None, bar: Bar) -> Profiled:
-    """Profile the model here and fit its cost: `profile.parquet` and `cost.json` in `folder`."""
+def profiled(
+    folder: Path, model: str, how: How, block_size: int | None, longest: int, bar: Bar
+) -> Profiled:
+    """Profile the model here and fit its cost: `profile.parquet` and `cost.json` in `folder`.
+
+    Sequences are timed to twice the power of two behind `longest`, tokens.
+    """
     path = folder / "profile.parquet"
     facts = take_profile(
         path,
@@ -46,6 +51,7 @@ def profiled(folder: Path, model: str, how: How, block_size: int | None, bar: Ba
         attention=how.attention,
         weights=how.weights,
         block_size=block_size,
+        max_model_len=min(2 << (longest - 1).bit_length(), load_model(model).max_positions),
         repeats=REPEATS,
         bar=bar,
     )
@@ -109,21 +115,16 @@ def run_here(
     """Run the trace on this machine's model, at its own rate or at a load.
 
     Args:
-        trace: any.
-        config: how it is run.
+        trace: what is run, its lengths scaled already.
+        config: how it is run; it names the model.
         how: on what.
         simulated: fields of the simulation, its cost among them, by which a load is found.
         load: share of the time that steps are to take.
         progress: told how the run stands.
     """
-    model = config.model or ("tiny" if how.weights is None else str(how.weights))
-    config = config.model_copy(update={"model": model})
-    limit = config.max_model_len or load_model(model).max_positions
-    trace, _ = fit_lengths(trace, how.scale_lengths, limit)
     if load is not None:
         trace, _ = at_load(trace, config.model_copy(update=simulated), load)
-    unscaled = How(how.device, how.dtype, how.attention, how.weights, how.offline)
-    record = run_on_model(config, trace, unscaled, progress)
+    record = run_on_model(config, trace, replace(how, scale_lengths=None), progress)
     if record.config.get("interrupted"):
         raise KeyboardInterrupt
     return of_record(record, f"{trace.name} on {record.config['device']}", trace)

@@ -35,9 +35,15 @@ class PlanCost:
 
 
 def plan_cost(record: Record, cost: CostModel) -> PlanCost | None:
-    """Price the steps of a measured record; None if it has none that computed something."""
+    """Price the steps of a measured record; None if it has none that computed something.
+
+    Where decodes go on, a step's time runs from the end of the step before: what the host does
+    in between is part of it. Before another step the engine may have slept.
+    """
     columns = {name: record.steps[name].to_numpy(np.int64) for name in Features._fields}
-    seconds = (record.steps["end_s"] - record.steps["start_s"]).to_numpy(np.float64)
+    start, end = (record.steps[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    before = np.where(columns["decode_rows"] > 0, np.append(start[:1], end[:-1]), start)
+    seconds = end - np.minimum(before, start)
     busy = (columns["prefill_slots"] + columns["decode_slots"] > 0) & (seconds > 0)
     if not busy.any():
         return None
