@@ -14,6 +14,7 @@ from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, prepare, requests_of
 from policies.compose import PolicyChoiceError
+from policies.sglang.limits import SPARE_TOKENS
 from serving.assemble import assemble
 from serving.record import Record
 from serving.recorder import Recorder
@@ -111,7 +112,8 @@ def run_on_model(
     config = config.model_copy(update={"model": model})
     shape = load_model(model)
     limit = config.max_model_len or shape.max_positions
-    trace, factor = fit_lengths(trace, how.scale_lengths, limit)
+    spare = SPARE_TOKENS if config.policy == "sglang" else 0  # SGLang refuses what just fits
+    trace, factor = fit_lengths(trace, how.scale_lengths, limit - spare)
     if how.offline:
         trace = replace(trace, arrival_s=np.zeros(len(trace))).noted("all requests arrive at once")
     ready = prepare(config, trace)  # the user's mistakes show before a model is built
