@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from lengthwise import plots
 from lengthwise.api import replay
+from lengthwise.plots_rate import against_rate
+from lengthwise.report import report
 from lengthwise.slotmap import slot_maps
 from lengthwise.style import save
 from policies.compose import NAMED
@@ -28,12 +33,39 @@ def main() -> None:
         save(draw(records), IMAGES / name, PNG)
     for name, draw in plots.FOR_ONE.items():
         save(draw(records["bucketing"]), IMAGES / name, PNG)
+    loaded = replay("chat", limit=1000, rate_scale=4, max_num_batched_tokens=2048)
+    save(plots.composition(loaded, window=(5, 25)), IMAGES / "budget", PNG)
+    save(against_rate(at_rates()), IMAGES / "rate", PNG)
+    screenshot(report({name: records[name] for name in ("static", "bucketing", "continuous")}))
     few = two_dozen()
     runs = {
         policy: replay(few, policy, cost="fixed", step_ms=50, max_num_seqs=8)
         for policy in ("dynamic-padding", "continuous")
     }
     save(slot_maps(runs, steps=130), IMAGES / "slots", PNG)
+
+
+def at_rates() -> dict[str, list[Record]]:
+    """The demo's workload from a quarter of its rate to five times it, under four policies."""
+    rates = (0.25, 0.5, 1, 1.5, 2, 3, 4, 5)
+    return {
+        policy: [replay("chat", policy, limit=1000, rate_scale=rate) for rate in rates]
+        for policy in ("dynamic-padding", "bucketing", "continuous", "chunked-prefill")
+    }
+
+
+def screenshot(html: str) -> None:
+    """The top of a report as Chromium shows it; said, where there is none."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        print("report.png is not drawn again: chromium is not installed")
+        return
+    with TemporaryDirectory() as folder:
+        page = Path(folder, "report.html")
+        page.write_text(html, encoding="utf-8")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += ["--window-size=1000,900", f"--screenshot={IMAGES / 'report.png'}"]
+        subprocess.run([*command, page.as_uri()], check=True, capture_output=True)
 
 
 def two_dozen() -> Trace:

@@ -16,7 +16,7 @@ from tests.shared import ROOT
 from tests.test_metrics import DESIGN_KEYS
 from tests.test_slo import SLO_KEYS
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)?(?: file=(\S+))?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
