@@ -76,7 +76,7 @@ def make_grid(
     return [
         c
         for c in found
-        if c.slots <= most_slots and c.longest < longest and c.kv_tokens <= kv_tokens
+        if c.slots <= most_slots and c.longest <= longest and c.kv_tokens <= kv_tokens
     ]
 
 

@@ -66,7 +66,7 @@ def execute(
 ) -> None:
     """Run a trace under one policy on a real model, with arrivals at their real times.
 
-    For example: lengthwise execute chat --limit 50 --policy continuous --model tiny
+    For example: lengthwise execute chat --limit 50 --scale-lengths auto --model tiny
     """
     from lengthwise.api import read_trace
     from lengthwise.console import refusals, replay_table

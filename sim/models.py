@@ -172,7 +172,7 @@ _BUILT_IN = (
     ),
     # Two of our own, of the same build, that a CPU runs in milliseconds a step.
     Model(
-        "tiny", 256, 8, 8, 4, 32, 768, 32000, 4096, tied_embeddings=True,
+        "tiny", 256, 8, 8, 4, 32, 768, 32000, 2048, tied_embeddings=True,
         source="lengthwise: about 15 million parameters",
     ),
     Model(
