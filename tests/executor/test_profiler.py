@@ -56,7 +56,7 @@ def test_the_model_computes_every_cell_of_the_quick_grid_as_counted(engine):
 def test_a_grid_keeps_within_its_limits():
     for cell in make_grid(False, 4096, 3000, 60_000):
         assert cell.slots <= 4096
-        assert cell.longest < 3000
+        assert cell.longest <= 3000
         assert cell.kv_tokens <= 60_000
     assert len(make_grid(False, 16384, 131072, 10**7)) > 400
 
