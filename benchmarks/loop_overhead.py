@@ -23,7 +23,7 @@ def figures(engine: Engine, running: int, output: int) -> dict[str, float]:
     settings = replace(Settings(8192), max_num_seqs=running)
     requests = requests_of(trace, engine.block_size, False)
     found = measure(engine, trace, requests, NAMED["chunked-prefill"], settings)
-    spent, steps = found.spent, len(found.recorder.ends)
+    spent, steps = found.spent, len(found.recorder)
     return {
         "running": running,
         "steps": steps,

@@ -88,7 +88,7 @@ def measure(make: Callable[[Recorder], Planner], count: int, jump: bool) -> tupl
     begin = time.process_time()
     simulate(iter(waiting), [(core, recorder)], FixedCost(0.02), Options(jump=jump))
     seconds = time.process_time() - begin
-    return len(recorder.ends), len(recorder.ends) / seconds
+    return len(recorder), len(recorder) / seconds
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from serving.recorder import CHUNK, FIRST
 from serving.request import Request
-from serving.step import Work
+from serving.step import NEW, Work
 
 if TYPE_CHECKING:
     from policies.continuous import Continuous
@@ -31,10 +32,15 @@ class Admission:
 
     def __init__(self, planner: Continuous) -> None:
         self._planner = planner
+        self._log = planner.log
+        self._prefilling = planner.prefilling
+        self._caching = planner.blocks.caching
         self.budget = 0
         self.cap = 0
         self.works: list[Work] = []
-        self._tokens = 0  # of the works
+        self.done: list[Request] = []  # whose known tokens are all computed with this step
+        self.pairs = 0  # sums over the works, as in `mixed_features`
+        self.read = 0
         self._asked: tuple[Request | None, int, int] = (None, 0, 0)
 
     def open(self) -> None:
@@ -43,7 +49,8 @@ class Admission:
         limits = planner.limits
         self.budget = self.cap = limits.max_num_batched_tokens
         self.works = []
-        self._tokens = 0
+        self.done = []
+        self.pairs = self.read = 0
         if limits.long_prefill_token_threshold and len(planner.running) + planner.waiting() != 1:
             self.cap = limits.long_prefill_token_threshold  # lifted for a lone request
 
@@ -63,18 +70,21 @@ class Admission:
         tokens = min(request.known - hits * self._planner.blocks.size, self.cap)
         if self._planner.limits.chunked_prefill:
             tokens = min(tokens, self.budget)
-        return self._tokens + tokens
+        return sum(work.tokens for work in self.works) + tokens
 
     def fits(self, request: Request) -> bool:
         """Whether there is a seat, budget and KV blocks for it (vLLM's admission gate)."""
-        planner, budget = self._planner, self.budget
+        budget = self.budget
+        if budget <= 0:
+            return False
+        planner = self._planner
         blocks, limits = planner.blocks, planner.limits
-        if budget <= 0 or len(planner.running) >= limits.max_num_seqs:
+        if len(planner.running) >= limits.max_num_seqs:
             return False
         free = blocks.free - (planner.watermark if planner.running else 0)
         if free <= 0:
             return False
-        hits, idle = blocks.hit(request) if blocks.caching else (0, 0)
+        hits, idle = blocks.hit(request) if self._caching else (0, 0)
         hit = hits * blocks.size
         known = request.prompt + request.sampled
         tokens = known - hit
@@ -105,11 +115,24 @@ class Admission:
 
     def serve(self, request: Request, tokens: int) -> None:
         """Compute `tokens` more of its prompt; the KV blocks for them are taken already."""
-        start = request.computed
+        start, index, number = request.computed, request.index, self._planner.number
         request.computed = upto = start + tokens
         self.budget -= tokens
-        self._tokens += tokens
-        if self._planner.blocks.caching:
+        self.pairs += tokens * (start + upto + 1) // 2
+        self.read += upto
+        if self._caching:
             self._planner.blocks.filled(request, upto)
-        samples = upto == request.target and request.output > 0
-        self.works.append(Work(request, start, tokens, samples))
+        samples = False
+        if upto < request.target:
+            self._prefilling[request] = None
+            self._log((number, index, CHUNK, tokens, -1))
+        else:
+            self.done.append(request)
+            if start:
+                self._prefilling.pop(request, None)
+            if request.output:
+                samples = True
+                self._log((number, index, CHUNK, tokens, -1, number, index, FIRST, 1, -1))
+            else:
+                self._log((number, index, CHUNK, tokens, -1))
+        self.works.append(NEW(Work, (request, start, tokens, samples)))

@@ -17,9 +17,9 @@ from policies.in_order import InOrder
 from serving.blocks import Blocks
 from serving.group import DecodeGroup
 from serving.queue import Queue
-from serving.recorder import ADMIT, CHUNK, FINISH, FIRST, PREEMPT, SKIP, Recorder
+from serving.recorder import ADMIT, FINISH, PREEMPT, SKIP, Recorder
 from serving.request import Request, Status
-from serving.step import PACKED, Features, Step, Wait, Work, packed_features
+from serving.step import NEW, PACKED, Features, Step, Wait, Work, mixed_features
 
 
 class Planned:
@@ -52,12 +52,15 @@ class Continuous:
         self.running: dict[Request, None] = {}  # in order of admission
         self.prefilling: dict[Request, None] = {}  # those of them in mid-prompt
         self.group = DecodeGroup(blocks.size)  # those of them that decode on
+        self._always = blocks.usable * blocks.size  # prompt + output that is never too large
+        if not limits.chunked_prefill:
+            self._always = min(self._always, limits.max_num_batched_tokens)
         self.watermark = int(limits.watermark * (blocks.usable + 1))  # blocks
         self.wake: float | None = None
+        self.log = recorder.log
         self._room = Admission(self)
-        self._log = recorder.log
         self._flight: deque[Planned] = deque()
-        self._next = 0  # id of the next step
+        self.number = 0  # id of the next step
         self._admissions = 0
         self._preempted: list[Request] = []
         self._alike = False  # whether more steps like the last one may follow
@@ -67,6 +70,8 @@ class Continuous:
     def refusal(self, request: Request) -> str | None:
         """Too large for the KV cache even alone, or for one step where prompts stay whole."""
         total = request.prompt + request.output
+        if total <= self._always:
+            return None
         need = self.blocks.ceil(max(total - 1, request.prompt))  # the last token has no KV
         if need > self.blocks.usable:
             return (
@@ -99,105 +104,101 @@ class Continuous:
             opening = group.opening()
             if opening <= self.blocks.free:  # nothing can have changed: the same once more
                 self.blocks.take(opening)
-                return self._step((), ())
+                return self._decode()
         self._alike = self._stirred = False
         room.open()
-        self._preempted = []
+        if self._preempted:
+            self._preempted = []
         skipped = () if self._serve_all(room) else InOrder(self, room).serve()
         wait = None
         if self.queue and not self._preempted:
             wait = self.grouping.form(self.queue, room, now)
         self.wake = None if wait is None else wait.until
-        idle = not (room.works or group.live or skipped or self._preempted)
-        if idle and not (self.limits.asynchronous and (self.running or self._to_report)):
+        if not (room.works or group.live or skipped or self._preempted) and not (
+            self.limits.asynchronous and (self.running or self._to_report)
+        ):
             return wait or Wait()
         self._to_report = False
-        return self._step(room.works, skipped)
+        return self._step(room, skipped)
 
     def _serve_all(self, room: Admission) -> bool:
         """Give every running request what it wants, if there is enough for all; else nothing."""
-        group, blocks = self.group, self.blocks
-        budget = room.budget - group.live
-        need = group.opening()
+        blocks = self.blocks
+        budget = room.budget - self.group.live
+        need = self.group.opening()
         if budget < 0 or need > blocks.free:
             return False
         chunks: list[tuple[Request, int]] = []
+        left, size = budget, blocks.size
         for request in self.prefilling:
             tokens = min(request.target - request.computed, room.cap)
-            if tokens > budget:
+            if tokens > left:
                 if request is not next(reversed(self.running)):
                     return False
-                tokens = budget  # the last in order takes what the others leave
-            budget -= tokens
-            need += blocks.ceil(request.computed + tokens) - blocks.ceil(request.computed)
+                tokens = left  # the last in order takes what the others leave
+            left -= tokens
+            computed = request.computed
+            need += -(-(computed + tokens) // size) - -(-computed // size)
             if tokens:
                 chunks.append((request, tokens))
         if need > blocks.free:
             return False
         blocks.take(need)
+        room.budget = budget
         for request, tokens in chunks:
             room.serve(request, tokens)
-        room.budget = budget
         return True
 
-    def _step(self, works: Sequence[Work], skipped: Sequence[Request]) -> Step:
-        """Count what was planned as done, and say what it is."""
-        group, number = self.group, self._next
-        self._next = number + 1
+    def _decode(self) -> Step:
+        """The same decodes once more, and nothing else."""
+        group = self.group
         live = group.live
         pairs = group.context + live
         ending = group.advance()
-        joined: Sequence[Request] = ()
-        if works:
-            features = packed_features(works, live, pairs)
-            ended, joined = self._account(works, number)
-            ending = [*ending, *ended]
-        else:
-            features = Features(0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0)
+        self._alike = not ending
+        features = (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0)
+        return self._planned((), NEW(Features, features), ending, ())
+
+    def _step(self, room: Admission, skipped: Sequence[Request]) -> Step:
+        """Count what was planned as done, and say what it is."""
+        group, works = self.group, room.works
+        live = group.live
+        pairs = group.context + live
+        ending = group.advance()
+        joined: list[Request] = []
+        sampled = 0
+        for request in room.done:
+            if request.output:
+                request.sampled += 1
+                sampled += 1
+            if request.sampled < request.output:
+                joined.append(request)
+                group.join(request)
+            else:
+                ending = [*ending, request]
         for request in skipped:
             group.join(request)
-            self._log((number, request.index, SKIP, 0, -1))
+            self.log((self.number, request.index, SKIP, 0, -1))
         self._alike = bool(live) and not (works or ending or skipped or self._preempted)
-        self._flight.append(Planned(number, ending, joined))
-        blocks = self.blocks
-        return Step(
-            number,
-            PACKED,
-            tuple(works),
-            group,
-            tuple(self._preempted) if self._preempted else (),
-            features,
-            len(self.queue),
-            len(self.running),
-            blocks.usable - blocks.free,
-        )
+        tokens = self.limits.max_num_batched_tokens - room.budget - live
+        features = mixed_features(tokens, room.pairs, len(works), sampled, room.read, live, pairs)
+        return self._planned(tuple(works), features, ending, joined)
 
-    def _account(
-        self, works: Sequence[Work], number: int
-    ) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Who ends with the chunks of this step, and who decodes from now on."""
-        log, prefilling, join = self._log, self.prefilling, self.group.join
-        ended: list[Request] = []
-        joined: list[Request] = []
-        for request, _, tokens, samples in works:
-            index = request.index
-            if request.computed < request.target:
-                log((number, index, CHUNK, tokens, -1))
-                prefilling[request] = None
-                continue
-            if prefilling:
-                prefilling.pop(request, None)
-            if samples:
-                request.sampled += 1
-                log((number, index, CHUNK, tokens, -1, number, index, FIRST, 1, -1))
-            else:
-                log((number, index, CHUNK, tokens, -1))
-            if request.sampled >= request.output:
-                ended.append(request)
-            else:
-                joined.append(request)
-                join(request)
-        return ended, joined
+    def _planned(
+        self,
+        works: tuple[Work, ...],
+        features: Features,
+        ending: Sequence[Request],
+        joined: Sequence[Request],
+    ) -> Step:
+        number, blocks, lost = self.number, self.blocks, self._preempted
+        self.number = number + 1
+        self._flight.append(Planned(number, ending, joined))
+        preempted = tuple(lost) if lost else ()
+        used = blocks.usable - blocks.free
+        waiting, running = len(self.queue), len(self.running)
+        fields = (number, PACKED, works, self.group, preempted, features, waiting, running, used)
+        return NEW(Step, fields)
 
     # What changes who runs
 
@@ -205,7 +206,7 @@ class Continuous:
         """It runs, after all others; `hit` tokens of it were found in the prefix cache."""
         request.status = Status.RUNNING
         self.running[request] = None
-        self._log((self._next, request.index, ADMIT, hit, -1))
+        self.log((self.number, request.index, ADMIT, hit, -1))
         self._admissions += 1
         request.seq = self._admissions
 
@@ -219,7 +220,7 @@ class Continuous:
         due = self._due(request)
         if request in self.group:
             self.group.leave(request)
-        self._log((self._next, request.index, PREEMPT, request.computed, -1))
+        self.log((self.number, request.index, PREEMPT, request.computed, -1))
         held = request.computed + served
         unknown = int(due is not None and held > request.target)  # its newest token
         self.blocks.release(request, held, held - unknown)
@@ -265,7 +266,7 @@ class Continuous:
             else:
                 self.queue.remove(request)
             request.status = Status.FINISHED
-            self._log((planned.id, request.index, FINISH, request.output, -1))
+            self.log((planned.id, request.index, FINISH, request.output, -1))
         self._stirred = True
         self._to_report |= self.limits.asynchronous and bool(finished)
         return finished
@@ -289,5 +290,5 @@ class Continuous:
         last.id += steps - 1
         last.ending = self.group.advance(steps - 1)
         self._alike = not last.ending
-        self._next = last.id + 1
+        self.number = last.id + 1
         return step._replace(id=last.id), used

@@ -26,7 +26,6 @@ class DecodeGroup:
         self._ends: dict[int, dict[Request, None]] = {}
         self._end_ticks: list[int] = []  # heap; may hold ticks whose members have left
         self._members: dict[Request, None] = {}
-        self._fresh: dict[Request, None] = {}  # joined since the last step
         self._ended: Sequence[Request] = ()  # left with the last step
 
     def __contains__(self, request: Request) -> bool:
@@ -38,13 +37,13 @@ class DecodeGroup:
 
     def newcomer(self, request: Request) -> bool:
         """Whether a member has joined since the last step."""
-        return request in self._fresh
+        return request.since == self.tick
 
     def members(self) -> Sequence[tuple[Request, int]]:
         """Who took part in the last step, with the tokens computed before it, O(members)."""
-        before, fresh = self.tick - 1, self._fresh
-        took_part = [r for r in self._members if r not in fresh] if fresh else self._members
-        return [(r, before + r.offset) for r in (*took_part, *self._ended)]
+        tick = self.tick
+        took_part = [r for r in self._members if r.since < tick]
+        return [(r, tick - 1 + r.offset) for r in (*took_part, *self._ended)]
 
     def opening(self) -> int:
         """KV blocks that the next step opens."""
@@ -56,8 +55,9 @@ class DecodeGroup:
 
     def join(self, request: Request) -> None:
         """Its prompt is done and at least one more token is wanted."""
-        tick = self.tick
-        request.offset = request.computed - tick
+        tick, computed = self.tick, request.computed
+        request.since = tick
+        request.offset = offset = computed - tick
         end = tick + request.output - request.sampled - 1
         request.end_tick = end
         ending = self._ends.get(end)
@@ -66,10 +66,9 @@ class DecodeGroup:
             heapq.heappush(self._end_ticks, end)
         ending[request] = None
         self._members[request] = None
-        self._fresh[request] = None
         self.live += 1
-        self.context += request.computed
-        self._opening[-request.offset % self._size] += 1
+        self.context += computed
+        self._opening[-offset % self._size] += 1
 
     def leave(self, request: Request) -> None:
         """Before its time: preempted, or passed over in this step. Its state becomes its own."""
@@ -77,7 +76,6 @@ class DecodeGroup:
         del ending[request]
         if not ending:
             del self._ends[request.end_tick]
-        self._fresh.pop(request, None)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
@@ -95,11 +93,9 @@ class DecodeGroup:
 
         Nobody may end before the last of these steps (see `until_end`).
         """
-        if self._fresh:
-            self._fresh = {}
         self.context += self.live * steps
-        self.tick += steps
-        ending = self._ends.pop(self.tick - 1, None)
+        tick = self.tick = self.tick + steps
+        ending = self._ends.pop(tick - 1, None)
         if ending is None:
             self._ended = ()
             return ()

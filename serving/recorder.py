@@ -1,57 +1,47 @@
-"""What a run writes down as it goes: a row a step, a line a change, both in flat lists."""
+"""What a run writes down as it goes: its steps, and a line a change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.request import Request
-from serving.step import Step
+from serving.step import Features, Step
 from serving.tables import KINDS
 
 ADMIT, CHUNK, FIRST, SKIP, PREEMPT, FINISH, LEAVE = range(len(KINDS))
 """Kinds of event as numbers, in the order of `serving.tables.KINDS`."""
 
-ROW_FIELDS = (
-    "count",
-    "step",
-    "start_s",
-    "waiting",
-    "running",
-    "preempted",
-    "prefill_tokens",
-    "decode_tokens",
-    "prefill_slots",
-    "decode_slots",
-    "prefill_useful_pairs",
-    "prefill_computed_pairs",
-    "decode_useful_pairs",
-    "decode_computed_pairs",
-    "prefill_rows",
-    "decode_rows",
-    "sampled_rows",
-    "prefill_kv",
-)
-"""What a row of `Recorder.rows` holds: `count` equal steps in a row, and the first of them."""
+SETTLE = 1 << 14
+"""Rows after which steps and events become columns: what a step refers to is let go then."""
+
+Columns = dict[str, NDArray[np.float64]]
 
 
 class Recorder:
-    """One engine's steps and events, in flat lists (an array converts each number as it comes).
+    """One engine's steps and events, kept as they come and made into columns once.
 
     Steps that follow each other and differ only in what the passing of steps changes share a row;
     their ends and KV blocks are kept one by one.
     """
 
     def __init__(self) -> None:
-        self.rows: list[float] = []
+        self.rows: list[tuple[int, float, Step]] = []  # equal steps, start (s), the first of them
         self.ends: list[float] = []  # s, one a step
-        self.blocks: list[int] = []  # KV blocks in use after the plan, one a step
+        self.blocks: list[int] = []  # KV blocks in use, one for each later step of a row
         self.events: list[int] = []
         self.log = self.events.extend  # log((step, request, kind, tokens, row))
         self.refused: list[tuple[Request, str]] = []
         self.waits: dict[int, float] = {}
+        self._settled: list[tuple[Columns, NDArray[np.int64]]] = []
+        self._steps = 0  # settled ones
+
+    def __len__(self) -> int:
+        """Steps so far."""
+        return self._steps + len(self.ends)
 
     def refuse(self, request: Request, reason: str) -> None:
         """A request was refused at arrival."""
@@ -64,10 +54,11 @@ class Recorder:
 
     def step(self, step: Step, start: float, end: float) -> None:
         """One step ran from `start` to `end` (s)."""
-        number, _, _, _, preempted, features, waiting, running, blocks = step
-        self.rows.extend((1, number, start, waiting, running, len(preempted), *features))
+        rows = self.rows
+        rows.append((1, start, step))
         self.ends.append(end)
-        self.blocks.append(blocks)
+        if len(rows) >= SETTLE:
+            self._settle()
 
     def run(self, step: Step, start: float, ends: Sequence[float], blocks: Sequence[int]) -> None:
         """A run of equal decode steps.
@@ -78,30 +69,62 @@ class Recorder:
             ends: when each ended, s.
             blocks: KV blocks in use after the plan of each.
         """
-        self.rows.extend((len(ends), step.id, start, step.waiting, step.running, 0, *step.features))
+        self.rows.append((len(ends), start, step))
         self.ends.extend(ends)
-        self.blocks.extend(blocks)
+        self.blocks.extend(blocks[1:])
+        if len(self.ends) >= 4 * SETTLE:
+            self._settle()
 
-    def step_columns(self) -> dict[str, NDArray[np.float64]]:
+    def step_columns(self) -> Columns:
         """The steps so far, a column a field of `serving.tables.STEPS`, shape [steps] each."""
-        rows = np.array(self.rows, np.float64).reshape(-1, len(ROW_FIELDS))
-        counts = rows[:, 0].astype(np.int64)
-        table = {name: np.repeat(rows[:, i], counts) for i, name in enumerate(ROW_FIELDS)}
-        del table["count"]
-        first = np.cumsum(counts) - counts
-        ahead = np.arange(len(self.ends)) - np.repeat(first, counts)  # place within its row
-        ends = np.array(self.ends, np.float64)
-        table["end_s"] = ends
-        table["kv_blocks_used"] = np.array(self.blocks, np.float64)
-        table["step"] += ahead
-        table["decode_useful_pairs"] += ahead * table["decode_tokens"]
-        table["decode_computed_pairs"] += ahead * table["decode_rows"]
-        later = ahead > 0
-        table["start_s"][later] = ends[np.flatnonzero(later) - 1]
-        return table
+        self._settle()
+        parts = [columns for columns, _ in self._settled]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def event_rows(self) -> NDArray[np.int64]:
         """The events of the steps so far, shape [events, 5], by step, within one as they came."""
-        table = np.array(self.events, np.int64).reshape(-1, 5)
-        table = table[table[:, 0] < len(self.ends)]  # one that was only planned did not run
+        self._settle()
+        table = np.concatenate([rows for _, rows in self._settled])
+        table = table[table[:, 0] < self._steps]  # one that was only planned did not run
         return table[np.argsort(table[:, 0], kind="stable")]
+
+    def _settle(self) -> None:
+        """Make columns of what has come since the last time."""
+        events = np.array(self.events, np.int64).reshape(-1, 5)
+        self._settled.append((_columns(self.rows, self.ends, self.blocks), events))
+        self._steps += len(self.ends)
+        for settled in (self.rows, self.ends, self.blocks, self.events):
+            settled.clear()
+
+
+def _columns(
+    rows: Sequence[tuple[int, float, Step]], ends: Sequence[float], blocks: Sequence[int]
+) -> Columns:
+    """A line a step, from rows that stand for one or more each."""
+    steps = [step for _, _, step in rows]
+    sums = _column(chain.from_iterable(step.features for step in steps))
+    table: Columns = {
+        "step": _column(step.id for step in steps),
+        "start_s": _column(start for _, start, _ in rows),
+        "waiting": _column(step.waiting for step in steps),
+        "running": _column(step.running for step in steps),
+        "preempted": _column(len(step.preempted) for step in steps),
+        "kv_blocks_used": _column(step.blocks_used for step in steps),
+        **dict(zip(Features._fields, sums.reshape(-1, len(Features._fields)).T, strict=True)),
+    }
+    counts = np.fromiter((count for count, _, _ in rows), np.int64, len(rows))
+    table = {name: np.repeat(row, counts) for name, row in table.items()}
+    first = np.cumsum(counts) - counts
+    ahead = np.arange(len(ends)) - np.repeat(first, counts)  # place within its row
+    table["end_s"] = end = np.array(ends, np.float64)
+    table["step"] += ahead
+    table["decode_useful_pairs"] += ahead * table["decode_tokens"]
+    table["decode_computed_pairs"] += ahead * table["decode_rows"]
+    later = ahead > 0
+    table["start_s"][later] = end[np.flatnonzero(later) - 1]
+    table["kv_blocks_used"][later] = blocks
+    return table
+
+
+def _column(values: Iterable[float]) -> NDArray[np.float64]:
+    return np.fromiter(values, np.float64)

@@ -40,6 +40,7 @@ class Request:
         "row",
         "sampled",
         "seq",
+        "since",
         "status",
         "target",
         "wait_mark",
@@ -69,6 +70,7 @@ class Request:
         self.seq = -1  # order of admission
         self.row = -1  # row of a padded batch
         self.offset = 0  # in a group: computed = group tick + offset
+        self.since = -1  # in a group: the tick at which it joined
         self.end_tick = -1  # in a group: the tick that samples its last token
         # with prefix caching: its runs of blocks that have a hash, where each ended when it was
         # taken, and how many blocks they are

@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol
 
 from serving.request import Request
 
+NEW = tuple.__new__
+"""Makes a named tuple in a third of the time that calling its class takes."""
+
 
 class Packed(NamedTuple):
     """Only useful tokens, back to back, with `cu_seqlens` as their bounds."""
@@ -82,20 +85,26 @@ def packed_features(works: Sequence[Work], live: int, decode_pairs: int) -> Feat
         pairs += n * start + n * (n + 1) // 2
         read += start + n
         sampled += samples
-    return Features(
-        tokens,
-        live,
-        tokens,
-        live,
-        pairs,
-        pairs,
-        decode_pairs,
-        decode_pairs,
-        len(works),
-        live,
-        sampled + live,
-        read,
-    )
+    return mixed_features(tokens, pairs, len(works), sampled, read, live, decode_pairs)
+
+
+def mixed_features(
+    tokens: int, pairs: int, rows: int, sampled: int, read: int, live: int, decode_pairs: int
+) -> Features:
+    """Features of a packed step, where useful is all that is computed.
+
+    Args:
+        tokens: prompt tokens of its chunks.
+        pairs: query-key pairs of its chunks.
+        rows: how many chunks there are.
+        sampled: chunks that emit a token.
+        read: KV positions that the chunks' attention reads.
+        live: decodes.
+        decode_pairs: query-key pairs of the decodes.
+    """
+    decodes = (decode_pairs, decode_pairs)
+    chunks = (tokens, live, tokens, live, pairs, pairs)
+    return NEW(Features, (*chunks, *decodes, rows, live, sampled + live, read))
 
 
 class Step(NamedTuple):

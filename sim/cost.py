@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving.step import Features
 
 
@@ -20,8 +17,8 @@ class CostModel(Protocol):
     def seconds(self, f: Features) -> float:
         """Seconds of one step."""
 
-    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
-        """Seconds of `k` decode steps in a row, shape [k].
+    def seconds_run(self, f: Features, k: int) -> list[float]:
+        """Seconds of `k` decode steps in a row, `k` plain floats.
 
         The first is `f`; in each later one every live row has one token of context more:
         `decode_useful_pairs` grows by `decode_tokens` a step, `decode_computed_pairs` by

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,18 +48,22 @@ class Curve:
             i = 0
         return self.ys[i] + (x - self.xs[i]) * self.slopes[i]
 
-    def along(self, x: float, step: float, count: int) -> Iterator[float]:
-        """The values at x, x + step, x + 2·step, …, `count` of them; `step` not below 0."""
+    def along(self, x: int, step: int, count: int) -> list[float]:
+        """The values at x, x + step, x + 2·step, …, `count` of them; `step` above 0."""
         xs, ys, slopes = self.xs, self.ys, self.slopes
         i = max(bisect_right(xs, x) - 1, 0)
         last = len(xs) - 1
-        until = xs[i + 1] if i < last else float("inf")
-        for _ in range(count):
-            while x >= until:
+        values: list[float] = []
+        end = x + step * count
+        while True:
+            x0, y0, slope = xs[i], ys[i], slopes[i]
+            upto = end if i == last or end <= xs[i + 1] else min(end, ceil(xs[i + 1]))
+            values += [y0 + (at - x0) * slope for at in range(x, upto, step)]
+            x += -(-(upto - x) // step) * step
+            if x >= end:
+                return values
+            while i < last and x >= xs[i + 1]:
                 i += 1
-                until = xs[i + 1] if i < last else float("inf")
-            yield ys[i] + (x - xs[i]) * slopes[i]
-            x += step
 
     def many(self, x: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
         """The values at `x`, same shape."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 import simpy
@@ -26,8 +27,11 @@ from sim.graphs import pad_decode
 Process = Generator[simpy.Event, Any, None]
 Router = Callable[[Request, Sequence["Replica"]], "Replica"]
 
-SHORTEST_RUN = 6
-"""Steps from which one vectorised call beats as many scalar ones."""
+SHORTEST_RUN = 3
+"""Steps from which a run beats as many single steps."""
+
+LONGEST_RUN = 4096
+"""Steps of a run that are worth computing ahead."""
 
 
 class PolicyError(ValueError):
@@ -121,6 +125,7 @@ class Replica:
         recorder: Recorder,
         cost: CostModel,
         how: Options,
+        alone: bool,
     ) -> None:
         self.env = env
         self.feed = feed
@@ -128,11 +133,12 @@ class Replica:
         self.cost = cost
         self.recorder = recorder
         self.how = how
+        self.alone = alone  # no other replica: the next arrival is its own
         self.inbox: deque[Request] = deque()  # routed here, not in the core yet
         self.outstanding = 0  # routed here and not finished, as of the last ended step
         self._flight: deque[Flight] = deque()
         self._last_end = 0.0
-        self._most = 16  # how long a run is worth computing ahead
+        self._most = LONGEST_RUN if alone else 16  # how long a run is worth computing ahead
         self._watching = False
         self.process = env.process(self._run())
 
@@ -155,7 +161,8 @@ class Replica:
 
     def _run(self) -> Process:
         env, core, feed, inbox = self.env, self.core, self.feed, self.inbox
-        flight, depth = self._flight, self.how.depth
+        flight, depth, alone = self._flight, self.how.depth, self.alone
+        peek = env.peek
         now = 0.0
         until: float | None = None
         while True:
@@ -174,9 +181,9 @@ class Replica:
             else:
                 ended = flight[0]
                 now = ended.end
-                if now > env.now:
-                    yield env.timeout(now - env.now)
-                if feed.next <= now:  # routed as of before this step's end
+                if peek() <= now:  # somebody else acts before it ends
+                    yield env.timeout(max(0.0, now - env.now))
+                if not alone and feed.next <= now:  # routed as of before this step's end
                     feed.deliver(now)
                 flight.popleft()
                 finished = core.complete(ended.step)
@@ -202,15 +209,24 @@ class Replica:
             if self._most < SHORTEST_RUN:
                 self._most += 1  # the last run was cut at once: step for a while
             else:
-                count = self.core.run_length(self._most)
+                most = self._most
+                if self.alone and self.feed.next < inf:
+                    most = min(most, self._steps_until(self.feed.next, start, step))
+                count = self.core.run_length(most) if most >= SHORTEST_RUN else 1
                 if count >= SHORTEST_RUN:
-                    times = cost.seconds_run(step.features, count).tolist()
-                    ends = list(accumulate(times, initial=start))
+                    ends = list(accumulate(cost.seconds_run(step.features, count), initial=start))
                     del ends[0]
                     return Flight(step, start, ends[-1], ends)
         self._last_end = end = start + cost.seconds(step.features)
         self.recorder.step(step, start, end)
         return Flight(step, start, end)
+
+    def _steps_until(self, time: float, start: float, step: Step) -> int:
+        """About how many steps like this one start before `time`, two more than that."""
+        first = self.cost.seconds(step.features)
+        return (
+            int(min((time - start) / first, LONGEST_RUN)) + 2 if first > 0 and time > start else 2
+        )
 
     def _collect_run(
         self, flight: Flight, ends: Sequence[float]
@@ -230,21 +246,24 @@ class Replica:
             count = self._cut(flight, count, wake)
         if self.inbox:
             count = self._cut(flight, count, self.inbox[0].arrival)
+        elif self.alone:
+            count = self._cut(flight, count, self.feed.next)
         else:
             self._watch()
         try:
             until = ends[count - depth] if count >= depth else flight.start
-            if until > env.now:
-                yield env.timeout(until - env.now)
+            if env.peek() <= until:
+                yield env.timeout(max(0.0, until - env.now))
         except simpy.Interrupt:
             count = self._cut(flight, count, self.inbox[0].arrival)
             until = ends[count - depth] if count >= depth else flight.start
-            if until > env.now:
-                yield env.timeout(until - env.now)
+            if env.peek() <= until:
+                yield env.timeout(max(0.0, until - env.now))
         self._unwatch()
-        if self.feed.next <= until:  # routed as of before this step's end
-            self.feed.deliver(until)
-        self._most = min(2 * count, 4096)
+        if not self.alone:
+            self._most = min(2 * count, LONGEST_RUN)
+            if self.feed.next <= until:  # routed as of before this step's end
+                self.feed.deliver(until)
         last, used = self.core.advance(flight.step, count)
         self.recorder.run(flight.step, flight.start, ends[:count], used)
         self._last_end = end = ends[count - 1]
@@ -324,8 +343,9 @@ def simulate(
     ways = how if isinstance(how, Sequence) else [how or Options()] * len(engines)
     replicas: list[Replica] = []
     feed = Feed(env, requests, lambda request: route(request, replicas).arrive(request))
+    alone = len(engines) == 1
     replicas += [
-        Replica(env, feed, *engine, price, way)
+        Replica(env, feed, *engine, price, way, alone)
         for engine, price, way in zip(engines, costs, ways, strict=True)
     ]
     collecting = gc.isenabled()

@@ -246,24 +246,25 @@ class FittedCost:
             total += (mean - FAR_KEYS) * far
         return (total + (mean if mean > keys else keys) * self._key) * self._scale[2]
 
-    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
-        """Seconds of `k` decode steps in a row, shape [k]."""
+    def seconds_run(self, f: Features, k: int) -> list[float]:
+        """Seconds of `k` decode steps in a row."""
         slots, rows = f.prefill_slots + f.decode_slots, f.decode_rows
         if not slots or not rows:
-            return np.full(k, self.seconds(f))
+            return [self.seconds(f)] * k
         before = self._before_decode(f, slots)
         pairs = f.decode_computed_pairs + rows * np.arange(k, dtype=np.int64)
         if not f.prefill_slots:
             decode = self._decode_pairs.many(pairs)
-            return (before + rows * self._decode_row + decode) * self._scale[0]
+            value = (before + rows * self._decode_row + decode) * self._scale[0]
+            return list(value.tolist())
         keys, mean = f.prefill_kv / f.prefill_rows, pairs / rows
         mixed = self._mixed_pairs.many(pairs)
         beside = self._of_rows[rows] if rows < TABLE else self._mixed_rows.at(rows)
         far = self._of_far[rows] if rows < TABLE else self._far_rows.at(rows)
         total = before + rows * self._mixed_row + mixed + mean * beside
         total += np.maximum(mean - FAR_KEYS, 0.0) * far
-        value: NDArray[np.float64] = (total + np.maximum(mean, keys) * self._key) * self._scale[2]
-        return value
+        value = (total + np.maximum(mean, keys) * self._key) * self._scale[2]
+        return list(value.tolist())
 
     def _before_decode(self, f: Features, slots: int) -> float:
         """Everything that stays the same in a run of decode steps."""

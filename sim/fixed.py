@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving.step import Features
 
 
@@ -25,6 +22,6 @@ class FixedCost:
         """Seconds of one step."""
         return self.step_s if f.prefill_slots + f.decode_slots else 0.0
 
-    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
-        """Seconds of `k` decode steps in a row, shape [k]."""
-        return np.full(k, self.seconds(f))
+    def seconds_run(self, f: Features, k: int) -> list[float]:
+        """Seconds of `k` decode steps in a row."""
+        return [self.seconds(f)] * k

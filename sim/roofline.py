@@ -23,6 +23,9 @@ OVERHEAD_LAYER_S = 12e-6
 """Gaps between kernels and the host's share, a layer: 0.4 ms for 32 layers, which is what one run
 of vLLM 0.19.0 on an RTX 4090 took over the sum of its kernels."""
 
+TABLE = 4096
+"""Slots and sampled rows for which the value is looked up, not worked out."""
+
 SHORT_RUN = 128
 """Steps up to which a loop is quicker than arrays."""
 
@@ -44,6 +47,8 @@ class Roofline:
         "_decode_row",
         "_head",
         "_layers",
+        "_of_head",
+        "_of_layers",
         "_prefill_depth",
         "_prefill_fixed",
         "_prefill_kv",
@@ -94,9 +99,11 @@ class Roofline:
         if reduce is not None:
             layer += 2.0 * reduce.many(slots * (2 * model.hidden))
         self._layers = Curve(SLOTS, layers * layer)
+        self._of_layers: list[float] = self._layers.many(np.arange(TABLE)).tolist()
         head = gemm_s(hardware, "bf16", slots, -(-model.vocab // tp), model.hidden)
         sample = slots * (8.0 * model.vocab) / bandwidth  # two passes over 32-bit logits
         self._head = Curve(SLOTS, head + sample)
+        self._of_head: list[float] = self._head.many(np.arange(TABLE)).tolist()
 
         heads, kv_token = model.heads // tp, model.kv_bytes_per_token(kv_dtype, tp)
         prefill, decode = fit.prefill, fit.decode.cold()
@@ -119,53 +126,51 @@ class Roofline:
 
     def seconds(self, f: Features) -> float:
         """Seconds of one step; an empty step takes none."""
-        total = self._before_decode(f)
-        if not f.decode_slots:
+        _, _, prompt, decodes, _, _, _, pairs, _, rows, sampled, _ = f
+        total = self._dense(prompt + decodes, sampled)
+        if prompt:
+            total += self._prefill(f)
+        if not decodes:
             return total
         curve = self._decode
-        pairs = f.decode_computed_pairs
         i = bisect_right(curve.xs, pairs) - 1
-        moved = curve.ys[i] + (pairs - curve.xs[i]) * curve.slopes[i]
-        rows = f.decode_rows * self._decode_row
-        return total + (self._decode_fixed + (moved if moved > rows else rows))
+        read = curve.ys[i] + (pairs - curve.xs[i]) * curve.slopes[i]
+        least = rows * self._decode_row
+        return total + (self._decode_fixed + (read if read > least else least))
 
-    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
-        """Seconds of `k` decode steps in a row, shape [k]."""
-        total = self._before_decode(f)
+    def seconds_run(self, f: Features, k: int) -> list[float]:
+        """Seconds of `k` decode steps in a row."""
+        total = self._dense(f.prefill_slots + f.decode_slots, f.sampled_rows)
+        if f.prefill_slots:
+            total += self._prefill(f)
         if not f.decode_slots:
-            return np.full(k, total)
-        rows, fixed = f.decode_rows * self._decode_row, self._decode_fixed
-        if k > SHORT_RUN:
-            pairs = f.decode_computed_pairs + f.decode_rows * np.arange(k, dtype=np.int64)
-            read = self._decode.many(pairs)
-            value: NDArray[np.float64] = total + (fixed + np.maximum(read, rows))
-            return value
-        reads = self._decode.along(f.decode_computed_pairs, f.decode_rows, k)
-        return np.array([total + (fixed + (x if x > rows else rows)) for x in reads])
+            return [total] * k
+        least, fixed = f.decode_rows * self._decode_row, self._decode_fixed
+        if k <= SHORT_RUN:
+            reads = self._decode.along(f.decode_computed_pairs, f.decode_rows, k)
+            return [total + (fixed + (x if x > least else least)) for x in reads]
+        pairs = f.decode_computed_pairs + f.decode_rows * np.arange(k, dtype=np.int64)
+        value = total + (fixed + np.maximum(self._decode.many(pairs), least))
+        return list(value.tolist())
 
-    def _before_decode(self, f: Features) -> float:
-        """Everything but decode attention: what stays the same in a run of decode steps."""
-        slots = f.prefill_slots + f.decode_slots
+    def _dense(self, slots: int, sampled: int) -> float:
+        """Layers without attention, and the LM head."""
         if not slots:
             return 0.0
-        curve = self._layers
-        i = bisect_right(curve.xs, slots) - 1
-        total = curve.ys[i] + (slots - curve.xs[i]) * curve.slopes[i]
-        if f.prefill_slots:
-            slots = f.prefill_slots
-            compute = (
-                f.prefill_computed_pairs * self._prefill_pair
-                + slots * self._prefill_slot
-                + f.prefill_rows * self._prefill_row
-            )
-            moved = f.prefill_kv * self._prefill_kv + slots * self._prefill_qo
-            depth = f.prefill_kv / f.prefill_rows * self._prefill_depth
-            if moved > compute:
-                compute = moved
-            total += self._prefill_fixed + (compute if compute > depth else depth)
-        if f.sampled_rows:
-            total += self._head.at(f.sampled_rows)
+        total = self._of_layers[slots] if slots < TABLE else self._layers.at(slots)
+        if sampled:
+            total += self._of_head[sampled] if sampled < TABLE else self._head.at(sampled)
         return total
+
+    def _prefill(self, f: Features) -> float:
+        """Attention of the prompts' chunks."""
+        _, _, slots, _, _, pairs, _, _, rows, _, _, read = f
+        compute = pairs * self._prefill_pair + slots * self._prefill_slot + rows * self._prefill_row
+        moved = read * self._prefill_kv + slots * self._prefill_qo
+        depth = read / rows * self._prefill_depth
+        if moved > compute:
+            compute = moved
+        return self._prefill_fixed + (compute if compute > depth else depth)
 
     def flops(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
         """Useful arithmetic of each step over all GPUs, FLOPs, shape [steps].

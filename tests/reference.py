@@ -339,6 +339,9 @@ class Continuous(Planner):
                 served[r] = n
                 self.schedule(r, n)
             at += 1
+        for r, n in served.items():
+            if r.computed < r.target:
+                self.log_chunk(step, r, n)
         passed = [r for r in self.running if r.computed >= r.target and self.wants(r)]
         passed = [r for r in passed if r not in served]
         held = None
@@ -382,11 +385,17 @@ class Continuous(Planner):
             self.running.append(r)
             self.pool.hold(r, hits)
             self.schedule(r, n)
+            self.log_chunk(step, r, n)
             served[r] = prompts[r] = n
             left -= n
 
         seats = s.max_num_seqs - len(self.running)
         return self.form(now, seats, lambda: bool(prompts), fits, slots, take)
+
+    def log_chunk(self, step: Step, r: Req, n: int) -> None:
+        self.log(step, r, "chunk", n)
+        if r.computed + n >= r.target and r.output > 0:
+            self.log(step, r, "first", 1)
 
     def schedule(self, r: Req, n: int) -> None:
         """Its blocks are taken, and full ones of known tokens can be found from now on."""
@@ -409,9 +418,6 @@ class Continuous(Planner):
             samples = r.computed >= r.target and r.output > 0
             if start < r.target:
                 step.chunks.append((r, start, n, samples))
-                self.log(step, r, "chunk", n)
-                if samples:
-                    self.log(step, r, "first", 1)
             else:
                 step.decodes.append((r, start))
             if r.computed >= r.target:

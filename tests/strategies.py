@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from lengthwise.prepare import blocks_per_hash, requests_of
 from policies.compose import Point, Settings, budget, compose
@@ -77,7 +76,7 @@ class EveryFeature:
             total = total + weight * value
         return total
 
-    def seconds_run(self, f: Features, k: int) -> NDArray[np.float64]:
+    def seconds_run(self, f: Features, k: int) -> list[float]:
         ahead = np.arange(k)
         grown = f._replace(
             decode_useful_pairs=f.decode_useful_pairs + ahead * f.decode_tokens,
@@ -86,7 +85,7 @@ class EveryFeature:
         total = np.full(k, 0.001)
         for weight, value in zip(self.WEIGHTS, grown, strict=True):
             total = total + weight * value
-        return total
+        return list(total.tolist())
 
 
 @cache

@@ -162,7 +162,7 @@ def test_an_engine_without_requests_does_nothing() -> None:
     )
     core, recorder = engine(case)
     simulate(iter(()), [(core, recorder)], FixedCost(0.25))
-    assert len(recorder.ends) == 0
+    assert len(recorder) == 0
     assert isinstance(core, Core)
 
 

@@ -63,9 +63,8 @@ COSTS = {
 def test_a_run_is_its_steps_to_the_last_bit(name, f, k):
     cost = COSTS[name]
     run = cost.seconds_run(f, k)
-    assert run.shape == (k,)
-    assert run.dtype == np.float64
-    assert run.tolist() == [cost.seconds(g) for g in grown(f, k)]
+    assert {type(x) for x in run} == {float}
+    assert run == [cost.seconds(g) for g in grown(f, k)]
 
 
 @pytest.mark.parametrize("name", COSTS)
