@@ -10,15 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from serving.recorder import FINISH, ROW_FIELDS, Recorder
+from serving.recorder import FINISH, Recorder
 
 PERIOD = 0.25
 """Seconds between two looks."""
-
-_WIDTH = len(ROW_FIELDS)
-_COUNT, _WAITING, _RUNNING, _PREFILL, _DECODE = map(
-    ROW_FIELDS.index, ("count", "waiting", "running", "prefill_tokens", "decode_tokens")
-)
 
 
 @dataclass(frozen=True)
@@ -50,33 +45,36 @@ class Looker:
     def __init__(self, recorder: Recorder, total: int) -> None:
         self._recorder = recorder
         self._last = Glimpse(total)
-        self._rows = self._events = self._finished = 0  # how far it has read
+        self._lots = self._rows = self._events = self._finished = 0  # how far it has read
 
     def look(self) -> Glimpse:
         """How the run stands now."""
-        # each slice and each append is one operation under the interpreter's lock
         recorder, last = self._recorder, self._last
-        rows = recorder.rows[self._rows :]
-        kinds = recorder.events[self._events + 2 :: 5]
+        with recorder.lock:  # each slice and each append is one operation of the interpreter
+            for _, events in recorder.lots[self._lots :]:
+                self._finished += int((events[self._events // 5 :, 2] == FINISH).sum())
+                self._rows = self._events = 0
+            self._lots = len(recorder.lots)
+            rows = recorder.rows[self._rows :]
+            kinds = recorder.events[self._events + 2 :: 5]
+            ends, blocks, steps = recorder.ends[-1:], recorder.blocks[-1:], len(recorder)
         self._rows += len(rows)
         self._events += 5 * len(kinds)
         self._finished += kinds.count(FINISH)
         done = self._finished + len(recorder.refused)
-        if not (rows and recorder.blocks):  # a step's KV blocks are its last entry
+        if not (rows and ends):
             self._last = replace(last, done=done)
             return self._last
-        counts = rows[_COUNT::_WIDTH]
-        prefill, decode = rows[_PREFILL::_WIDTH], rows[_DECODE::_WIDTH]
-        tokens = sum(n * (p + d) for n, p, d in zip(counts, prefill, decode, strict=True))
+        tokens = sum(r.count * (r.features.prefill_tokens + r.features.decode_tokens) for r in rows)
         self._last = Glimpse(
             total=last.total,
             done=done,
-            seconds=recorder.ends[-1],
-            steps=len(recorder.ends),
-            tokens=tokens / sum(counts),
-            waiting=int(rows[_WAITING - _WIDTH]),
-            running=int(rows[_RUNNING - _WIDTH]),
-            kv_blocks=recorder.blocks[-1],
+            seconds=ends[0],
+            steps=steps,
+            tokens=tokens / sum(row.count for row in rows),
+            waiting=rows[-1].waiting,
+            running=rows[-1].running,
+            kv_blocks=blocks[0] if rows[-1].count > 1 else rows[-1].kv_blocks_used,
         )
         return self._last
 

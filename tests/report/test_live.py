@@ -13,7 +13,8 @@ import lengthwise
 from lengthwise import glimpse
 from lengthwise.glimpse import Glimpse, Looker
 from lengthwise.live import View, live
-from serving.recorder import FINISH, Recorder
+from serving.recorder import FINISH, Recorder, Row
+from serving.step import Features
 from traces import Trace
 
 FEW = Trace(
@@ -75,7 +76,7 @@ def test_nothing_has_run_yet_or_half_a_step_is_written() -> None:
     looker = Looker(recorder, 5)
     assert looker.look() == Glimpse(5)
     recorder.log((0, 3, FINISH, 1, -1))
-    recorder.rows.extend([1.0] * 18)
+    recorder.rows.append(Row(1, 0, 0.0, 0, 1, 0, 4, Features()))
     assert looker.look() == Glimpse(5, done=1)
 
 
