@@ -65,16 +65,16 @@ class Looker:
         if not (rows and ends):
             self._last = replace(last, done=done)
             return self._last
-        tokens = sum(r.count * (r.features.prefill_tokens + r.features.decode_tokens) for r in rows)
+        tokens = sum(r.steps * (r.features.prefill_tokens + r.features.decode_tokens) for r in rows)
         self._last = Glimpse(
             total=last.total,
             done=done,
             seconds=ends[0],
             steps=steps,
-            tokens=tokens / sum(row.count for row in rows),
+            tokens=tokens / sum(row.steps for row in rows),
             waiting=rows[-1].waiting,
             running=rows[-1].running,
-            kv_blocks=blocks[0] if rows[-1].count > 1 else rows[-1].kv_blocks_used,
+            kv_blocks=blocks[0] if rows[-1].steps > 1 else rows[-1].kv_blocks_used,
         )
         return self._last
 

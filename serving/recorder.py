@@ -26,7 +26,7 @@ Columns = dict[str, NDArray[np.float64]]
 class Row(NamedTuple):
     """Steps that follow each other and are equal but for what the passing of steps changes."""
 
-    count: int
+    steps: int
     step: int
     start_s: float
     waiting: int
