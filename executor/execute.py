@@ -193,6 +193,7 @@ def measure(
         "computed_pairs": counter.pairs - before[1],
         "activation_bytes_per_slot": slot,
         "peak_memory_bytes": _peak_bytes(device),
+        "cuda_graphs": bool(graphs),
         "gpu_utilisation": busy.mean,
         "gpu_utilisation_missing": busy.why or None,
     }

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from lengthwise.validate.measured import Measured
     from lengthwise.validate.report import Report
 
+CLUSTER = ("replicas", "router", "groups")
+"""Options of several engines: one is compared."""
+
 MeasuredDir = Annotated[
     Path | None,
     typer.Option(
@@ -53,7 +56,7 @@ OutDir = Annotated[
 ]
 
 
-@takes_run_flags()
+@takes_run_flags(*CLUSTER)
 def validate(
     trace: Source = None,
     measured: MeasuredDir = None,
@@ -87,6 +90,9 @@ def validate(
     if sum(source is not None for source in (trace, measured, vllm_bench)) != 1:
         raise typer.BadParameter("give one of TRACE, --measured DIR and --vllm-bench FILE")
     fields = ({} if config is None else read_config(config)) | asked
+    for key in CLUSTER:
+        if fields.get(key) not in (None, 1):
+            raise typer.BadParameter(f"--config {config}: {key}: only one engine can be compared")
     how = How(device, fields.get("dtype"), attention, weights, False, scale_lengths)
     name = trace or (measured or vllm_bench or Path("run")).name
     folder = out or new_name(Path("runs"), f"validate-{name}")

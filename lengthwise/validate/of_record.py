@@ -14,7 +14,7 @@ from serving.record import Record
 from traces.errors import TraceError
 from traces.trace import Trace
 
-FACTS = ("max_model_len", "max_num_seqs", "block_size")
+FACTS = ("max_model_len", "max_num_seqs", "block_size", "cuda_graphs")
 """Facts of a record that are settings of a run."""
 
 

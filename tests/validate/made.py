@@ -76,9 +76,8 @@ def as_vllm(requests: Trace, cost: Path, **fields: Any) -> Record:
 
 def as_measured(record: Record, **facts: Any) -> Record:
     """A simulated record as `lengthwise execute` would have left it."""
-    run_fields = {
-        k: v for k, v in record.config["run"].items() if k not in ("cost", "hardware", "like")
-    }
+    simulators = ("cost", "hardware", "like", "cuda_graphs")
+    run_fields = {k: v for k, v in record.config["run"].items() if k not in simulators}
     known = {"backend": "measured", "device": "this CPU", "dtype": "bf16", "block_size": 16}
     config = record.config | {"run": run_fields} | known | facts
     return replace(record, config=config)

@@ -186,6 +186,7 @@ def test_this_machine_from_profile_to_report(tmp_path: Path) -> None:
     columns = ["arrival_s", "prompt_tokens", "output_tokens", "status"]
     assert measured.requests[columns].equals(predicted.requests[columns])
     assert measured.config["kv_blocks"] == predicted.config["kv_blocks"]
+    assert measured.config["cuda_graphs"] is False
     assert found["requests"] == 4
     assert found["plans_compared"] is True
     assert found["profile_spread_pct"] is None

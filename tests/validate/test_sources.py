@@ -153,6 +153,15 @@ def test_a_record_is_simulated_with_its_own_memory(tmp_path: Path) -> None:
     assert again.events.equals(record.events)
 
 
+def test_a_record_of_cuda_graphs_is_simulated_with_them(tmp_path: Path) -> None:
+    requests, cost = trace(), cost_file(tmp_path)
+    record = simulated(requests, cost, cuda_graphs=True)
+    assert (record.steps["decode_slots"] > record.steps["decode_tokens"]).any()
+    found = of_record(as_measured(record, cuda_graphs=True), "mine")
+    again = predict(found, configured(found, {"cost": str(cost)})).record
+    assert again.steps["decode_slots"].equals(record.steps["decode_slots"])
+
+
 def test_a_record_whose_prefixes_matter_reads_its_trace_again(tmp_path: Path) -> None:
     """What a request table does not hold comes from the trace's file, if it is still the same."""
     path, cost = tmp_path / "t.jsonl", cost_file(tmp_path)
