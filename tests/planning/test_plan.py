@@ -77,12 +77,12 @@ def test_bisection_agrees_with_a_grid_over_rates(
     workload: str, slo: dict[str, float], policy: str
 ) -> None:
     """Every rate of a grid up to the answer is sustained, and none above it is."""
-    trace = lengthwise.load_trace(workload, limit=120, seed=2)
+    trace = lengthwise.load_trace(workload, limit=100, seed=2)
     config = RunConfig.of(policy=policy, hardware="h100", slo=slo, trace=workload)
     found = search(config, trace, 1.0, TOLERANCE)
     assert found.low is not None
     assert found.high is not None
-    grid = found.low[0] * (1 + TOLERANCE) ** np.arange(-5, 6)
+    grid = found.low[0] * (1 + TOLERANCE) ** np.arange(-4, 5)
     kept = [probe(config, trace, float(scale)).sustained for scale in grid]
     brute = max(scale for scale, good in zip(grid, kept, strict=True) if good)
     assert found.low[0] / (1 + TOLERANCE) < brute < found.high[0] * (1 + TOLERANCE)
@@ -173,7 +173,7 @@ def planned(*words: str, folder: Path) -> Any:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     folder = tmp_path_factory.mktemp("plans") / "chat"
     settings = ["--vary", "max-num-seqs=16,256", "--vary", "max_num_batched_tokens=1024,8192"]
-    more = ["--vary", "hardware=h100,l40s", "--limit", "150", "--gpu-hour-price", "h100=2.5,l40s=1"]
+    more = ["--vary", "hardware=h100,l40s", "--limit", "100", "--gpu-hour-price", "h100=2.5,l40s=1"]
     done = planned("chat", "--slo", SLO, *settings, *more, folder=folder)
     assert done.exit_code == 0, done.output
     return folder, json.loads((folder / "summary.json").read_text()), done.output
@@ -200,7 +200,7 @@ def test_no_setting_of_the_grid_is_better(plan: tuple[Path, dict[str, Any], str]
     folder, answer, _ = plan
     table = pd.read_parquet(folder / "settings.parquet")
     assert len(table) == 8 + 2
-    trace = lengthwise.load_trace("chat", limit=150)
+    trace = lengthwise.load_trace("chat", limit=100)
     best = answer["dollars_per_m_output"]
     for hardware, price in (("h100", 2.5), ("l40s", 1.0)):
         every = candidates(
