@@ -10,7 +10,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from lengthwise import plots
-from lengthwise.api import replay
+from lengthwise.api import load_trace, replay
+from lengthwise.config import RunConfig
+from lengthwise.planning.front import picture, table_of
+from lengthwise.planning.plan import Asked, make_plan
+from lengthwise.planning.settings import candidates
 from lengthwise.plots_rate import against_rate
 from lengthwise.report import report
 from lengthwise.slotmap import slot_maps
@@ -43,6 +47,21 @@ def main() -> None:
         for policy in ("dynamic-padding", "continuous")
     }
     save(slot_maps(runs, steps=130), IMAGES / "slots", PNG)
+    front()
+
+
+def front() -> None:
+    """What `plan` draws: settings of two GPUs at the highest rate that keeps an SLO."""
+    base = RunConfig.of(trace="chat", slo="ttft_p99_ms=1000,tpot_p99_ms=50")
+    settings = {
+        "hardware": ["h100", "l40s"],
+        "max_num_seqs": [16, 32, 64, 128, 256],
+        "max_num_batched_tokens": [512, 1024, 2048, 8192],
+    }
+    asked = Asked(load_trace("chat", limit=400), candidates(base, settings))
+    with TemporaryDirectory() as folder:
+        plan = make_plan(asked, Path(folder))
+    save(picture(plan, table_of(plan)), IMAGES / "front", PNG)
 
 
 def at_rates() -> dict[str, list[Record]]:

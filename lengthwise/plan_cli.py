@@ -69,12 +69,13 @@ def plan(
     ensure_free(folder, force)
     if base.slo is None:
         raise typer.BadParameter("--slo says what to plan for, e.g. ttft_p99_ms=500,tpot_p99_ms=50")
+    own_scale, base = base.rate_scale, base.model_copy(update={"rate_scale": 1.0})
     requests, every = read_trace(base), candidates(base, parse_vary(vary or []))
     hardware = list(dict.fromkeys(candidate.hardware for candidate in every))
     question = Asked(
         requests,
         every,
-        scale_of(requests, rate),
+        own_scale if rate is None else scale_of(requests, rate),
         base.router,
         tolerance,
         screen_requests,

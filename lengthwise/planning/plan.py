@@ -113,14 +113,12 @@ def own_rate(trace: Trace) -> float:
     return (len(trace) - 1) / trace.span_s
 
 
-def scale_of(trace: Trace, rate: float | None) -> float:
-    """How many times its own rate a trace has at `rate` requests/s; 1 if that is not given.
+def scale_of(trace: Trace, rate: float) -> float:
+    """How many times its own rate a trace has at `rate` requests/s.
 
     Raises:
         PlanError: a trace that has no rate, a rate that is not above 0.
     """
-    if rate is None:
-        return 1.0
     if not 0 < rate < math.inf:
         raise PlanError(f"--rate must be above 0 requests/s, not {rate:g}")
     return rate / own_rate(trace)
