@@ -111,19 +111,13 @@ def _steps(path: Path, out: Path | None, given: dict[str, Any], as_json: bool) -
 
 def _provenance(rows: StepRows, given: dict[str, Any]) -> Provenance:
     """What the flags and the file beside the rows say; the model's layers come from its table."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from sim.fitted import Provenance
+    from sim.fitted import Provenance, own_version
     from sim.models import load_model
 
     known = {k: rows.facts.get(k) if v is None else v for k, v in given.items()}
     if isinstance(known["versions"], dict):
         known["versions"] = ", ".join(f"{k} {v}" for k, v in known["versions"].items())
     shape = None if known["model"] is None else load_model(known["model"])
-    try:
-        own = version("lengthwise")
-    except PackageNotFoundError:
-        own = None
     return Provenance(
         rows=len(rows),
         source=rows.source,
@@ -135,7 +129,7 @@ def _provenance(rows: StepRows, given: dict[str, Any]) -> Provenance:
         dtype=known["dtype"],
         versions=known["versions"],
         date=known["date"],
-        lengthwise=own,
+        lengthwise=own_version(),
     )
 
 

@@ -20,8 +20,8 @@ from policies.sglang.limits import SPARE_TOKENS, default_max_running_requests
 from serving.blocks import UNLIMITED
 from serving.request import Request
 from sim.cost import CostModel
-from sim.fitted import FittedCost
-from sim.hardware import Hardware, load_hardware
+from sim.fitted import FittedCost, own_version
+from sim.hardware import Hardware, hardware_called, load_hardware
 from sim.load import load_cost
 from sim.memory import kv_capacity, static_pool
 from sim.models import Model, load_model
@@ -114,7 +114,11 @@ def prepare(config: RunConfig, trace: Trace) -> Prepared:
         allreduce_s=_times(config.allreduce_us, 1e-6),
     )
     if isinstance(cost, FittedCost):
-        wanted = {"tp": config.tp or 1, "dtype": config.dtype}
+        wanted = {"tp": config.tp or 1, "dtype": config.dtype, "lengthwise": own_version()}
+        made = cost.calibration.provenance.hardware
+        if config.hardware is not None and made is not None:
+            same = hardware_called(made) in (None, load_hardware(config.hardware).name)
+            wanted["hardware"] = None if same else config.hardware
         if model is not None and config.model is not None:
             wanted["model"] = model.name
         notes += cost.differences(**wanted)

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,14 @@ class FittedCost:
             for name, value in wanted.items()
             if value is not None and getattr(made, name) not in (None, value)
         ]
+
+
+def own_version() -> str | None:
+    """The version of lengthwise that is installed; None where it only lies on the path."""
+    try:
+        return version("lengthwise")
+    except PackageNotFoundError:
+        return None
 
 
 def regions(columns: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.bool_]]:

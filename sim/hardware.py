@@ -186,6 +186,13 @@ def hardware_names() -> tuple[str, ...]:
     return tuple(_tables()[0])
 
 
+def hardware_called(title: str) -> str | None:
+    """The hardware whose name's words are all in a GPU's title; None where there is none."""
+    text = title.lower().replace(" gb", "gb")
+    found = [name for name in hardware_names() if all(word in text for word in name.split("-"))]
+    return max(found, key=len, default=None)
+
+
 def load_hardware(name: str) -> Hardware:
     """The hardware called `name`, such as `h100` or `rtx-pro-6000`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from lengthwise.validate.measured import Measured, MeasuredError
 from lengthwise.validate.of_record import of_record
 from lengthwise.validate.predict import busy_share
 from sim.fit_steps import calibrate
-from sim.fitted import Provenance
+from sim.fitted import Provenance, own_version
 from sim.models import load_model
 from sim.step_rows import read_rows
 from traces.trace import Trace
@@ -62,7 +61,7 @@ def profiled(
         source=rows.source,
         versions=facts["versions"],
         date=rows.facts.get("date"),
-        lengthwise=version("lengthwise"),
+        lengthwise=own_version(),
         **known,
     )
     cost = folder / "cost.json"

@@ -9,8 +9,8 @@ import numpy as np
 from lengthwise.api import read_trace
 from lengthwise.config import RunConfig
 from lengthwise.validate.measured import COLUMNS, Measured, MeasuredError
-from lengthwise.validate.settings import hardware_called
 from serving.record import Record
+from sim.hardware import hardware_called
 from traces.errors import TraceError
 from traces.trace import Trace
 

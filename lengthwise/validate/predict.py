@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -80,13 +79,10 @@ def drawn(ready: Prepared, measured: Measured, seed: int) -> Iterator[Record]:
 
 
 def other_origin(ready: Prepared, measured: Measured) -> list[str]:
-    """What differs between where a fitted cost comes from and what it is used for, as notes."""
-    if not isinstance(ready.cost, FittedCost):
+    """Whether a fitted cost was calibrated on another device than the record's, as a note."""
+    if not isinstance(ready.cost, FittedCost) or measured.record is None:
         return []
-    wanted: dict[str, Any] = {"lengthwise": version("lengthwise")}
-    if measured.record is not None:
-        wanted["hardware"] = measured.record.config.get("device")
-    return ready.cost.differences(**wanted)
+    return ready.cost.differences(hardware=measured.record.config.get("device"))
 
 
 def busy_share(record: Record) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lengthwise.validate.measured import MeasuredError
-from sim.hardware import hardware_names
+from sim.hardware import hardware_called
 from sim.models import MODELS
 
 SAME = {
@@ -76,10 +76,3 @@ def model_called(name: str) -> str:
     """The built-in model of a Hugging Face name; the name itself where none is built in."""
     last = name.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
     return last if last in MODELS else name
-
-
-def hardware_called(title: str) -> str | None:
-    """The hardware whose name's words are all in a GPU's title; None where there is none."""
-    text = title.lower().replace(" gb", "gb")
-    found = [name for name in hardware_names() if all(word in text for word in name.split("-"))]
-    return max(found, key=len, default=None)

@@ -5,6 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import lengthwise
 from lengthwise.calibrate_cli import calibrate
 from sim.fitted import FittedCost
 from tests.sim.test_fit_kernels import made_tables
@@ -84,3 +85,20 @@ def test_mistakes_are_said(rows, tmp_path):
     assert "--force" in done.output
     assert out.read_text() == "mine"
     assert run(rows, "--out", out, "--force").exit_code == 0
+
+
+def test_a_replay_names_what_a_cost_file_was_made_for(rows, tmp_path):
+    """Another model, machine or version is a note; words that name no known GPU are not."""
+    out = tmp_path / "cost.json"
+    trace = lengthwise.load_trace("chat", limit=2)
+    run(rows, "--out", out, "--hardware", "NVIDIA L4 (24 GB)")
+    made = json.loads(out.read_text())
+    made["provenance"]["lengthwise"] = "0.0.1"
+    out.write_text(json.dumps(made))
+    notes = lengthwise.replay(trace, cost=str(out), hardware="h100", model="qwen3-8b").notes
+    said = " ".join(notes)
+    for words in ("model tiny, not qwen3-8b", "hardware NVIDIA L4 (24 GB), not h100", "0.0.1, not"):
+        assert words in said
+    same = " ".join(lengthwise.replay(trace, cost=str(out), hardware="l4", model="tiny").notes)
+    assert "hardware" not in same
+    assert "model tiny" not in same

@@ -132,7 +132,7 @@ def test_a_cost_from_elsewhere_is_named(tmp_path: Path) -> None:
     replace(made, provenance=origin).save(cost)
     measured = of_record(as_measured(simulated(trace(5), cost)), "mine", trace(5))
     ready = predict(measured, configured(measured, {"cost": str(cost)})).ready
-    differs = " ".join(other_origin(ready, measured))
+    differs = " ".join((*ready.notes, *other_origin(ready, measured)))
     assert "hardware another CPU, not this CPU" in differs
     assert "lengthwise 0.0.1" in differs
 

@@ -17,7 +17,8 @@ from lengthwise.validate.folder import read_folder
 from lengthwise.validate.measured import MeasuredError
 from lengthwise.validate.of_record import of_record
 from lengthwise.validate.predict import configured, predict
-from lengthwise.validate.settings import hardware_called, model_called
+from lengthwise.validate.settings import model_called
+from sim.hardware import hardware_called
 from tests.validate.made import (
     as_measured,
     as_vllm,
