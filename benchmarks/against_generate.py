@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +39,22 @@ def checkpoint(shape: Model, folder: Path) -> Any:
     return model
 
 
-def generate(model: Any, prompts: list[Any], outputs: list[int], batch: int) -> float:
-    """Seconds that static batches take, each to its longest output."""
-    begin = time.perf_counter()
+class Taken(NamedTuple):
+    """Seconds by the wall clock, and of CPU time, which other programs disturb less."""
+
+    wall: float
+    cpu: float
+
+
+def timed(work: Callable[[], object]) -> Taken:
+    """What `work` takes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Taken(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def generate(model: Any, prompts: list[Any], outputs: list[int], batch: int) -> None:
+    """Static batches through `transformers`, each to its longest output."""
     for first in range(0, len(prompts), batch):
         rows = prompts[first : first + batch]
         width = max(len(r) for r in rows)
@@ -52,52 +67,66 @@ def generate(model: Any, prompts: list[Any], outputs: list[int], batch: int) -> 
             model.generate(
                 ids, attention_mask=mask, do_sample=False, max_new_tokens=most, min_new_tokens=most
             )
-    return time.perf_counter() - begin
 
 
-def ours(engine: Engine, trace: Trace, seats: int) -> float:
-    """Seconds that `continuous` takes."""
+def ours(engine: Engine, trace: Trace, seats: int) -> None:
+    """The same requests under `continuous`, warm-up included."""
     settings = Settings(1024, max_num_seqs=seats)
-    requests = requests_of(trace, engine.block_size, False)
-    return measure(engine, trace, requests, NAMED["continuous"], settings).spent.wall_s
+    measure(
+        engine, trace, requests_of(trace, engine.block_size, False), NAMED["continuous"], settings
+    )
 
 
 def main() -> None:
-    """64 requests, outputs spread 8 to 256, and one alone."""
+    """Requests with outputs spread 8 to 256, and one alone; all in turn, a few times over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    random = np.random.default_rng(0)
-    outputs = random.permutation(np.linspace(8, 256, 64).round().astype(np.int64))
-    trace = Trace(np.zeros(64), random.integers(32, 257, 64), outputs, name="spread")
+    random, n = np.random.default_rng(0), args.requests
+    outputs = random.permutation(np.linspace(8, 256, n).round().astype(np.int64))
+    spread = Trace(np.zeros(n), random.integers(32, 257, n), outputs, name="spread")
     single = Trace(np.zeros(1), np.array([128]), np.array([256]), name="single")
-    shape = load_model(args.model)
     with tempfile.TemporaryDirectory() as name:
-        theirs = checkpoint(shape, Path(name))
+        theirs = checkpoint(load_model(args.model), Path(name))
         engine = Engine(load_model(name), Machine(weights=Path(name)))
-    figures: dict[str, float] = {}
-    for label, asked, seats in (("8_seats", trace, 8), ("64_seats", trace, 64), ("one", single, 1)):
-        figures[f"{label}_tokens_per_s"] = int(asked.output_tokens.sum()) / ours(
-            engine, asked, seats
-        )
-    rows = _prompts(engine, trace)
+    rows, alone = (_prompts(engine, t) for t in (spread, single))
+    runs: dict[str, Callable[[], None]] = {
+        "8_seats": lambda: ours(engine, spread, 8),
+        "generate_8": lambda: generate(theirs, rows, outputs.tolist(), 8),
+        "64_seats": lambda: ours(engine, spread, 64),
+        "one": lambda: ours(engine, single, 1),
+        "generate_one": lambda: generate(theirs, alone, [256], 1),
+    }
     generate(theirs, rows[:8], [4] * 8, 8)  # warm-up
-    total = int(outputs.sum())
-    figures["generate_8_tokens_per_s"] = total / generate(theirs, rows, outputs.tolist(), 8)
-    alone = _prompts(engine, single)
-    figures["generate_one_tokens_per_s"] = 256 / generate(theirs, alone, [256], 1)
-    figures["ratio_8_seats"] = figures["8_seats_tokens_per_s"] / figures["generate_8_tokens_per_s"]
-    figures["ratio_64_seats"] = (
-        figures["64_seats_tokens_per_s"] / figures["generate_8_tokens_per_s"]
-    )
-    figures["ratio_one"] = figures["one_tokens_per_s"] / figures["generate_one_tokens_per_s"]
-    figures = {name: round(value, 2) for name, value in figures.items()}
+    times: dict[str, list[Taken]] = {label: [] for label in runs}
+    for _ in range(args.repeats):  # in turn, so that drift falls on all alike
+        for label, run in runs.items():
+            times[label].append(timed(run))
+    figures = _figures(times, int(outputs.sum()))
     if args.json:
         print(json.dumps(figures))
     else:
         for label, value in figures.items():
             print(f"{label:>26} {value}")
+
+
+def _figures(times: dict[str, list[Taken]], tokens: int) -> dict[str, float]:
+    """Medians over the repeats; ratios are medians of the ratios within one repeat."""
+    figures = {
+        f"{label}_tokens_per_s": (256 if "one" in label else tokens)
+        / statistics.median(t.wall for t in taken)
+        for label, taken in times.items()
+    }
+    for ours_, theirs in (("8_seats", "generate_8"), ("64_seats", "generate_8"),
+                          ("one", "generate_one")):  # fmt: skip
+        for clock in Taken._fields:
+            pairs = zip(times[theirs], times[ours_], strict=True)
+            ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
+            figures[f"ratio_{ours_}_{clock}"] = statistics.median(ratios)
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 def _prompts(engine: Engine, trace: Trace) -> list[Any]:

@@ -56,22 +56,24 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int) -> flo
     return statistics.median(seconds)
 
 
-def limits(engine: Engine, sizes: Sizes, repeats: int) -> tuple[float, float]:
-    """Bytes/s of a copy within the device, read and written; FLOP/s of a square product."""
-    device, dtype, n = engine.device, DTYPES[engine.dtype], sizes.matrix
-    both = torch.randint(255, (2, sizes.copied // 2), dtype=torch.uint8, device=device)
-    moved = both.numel() / timed(lambda: both[0].copy_(both[1]), device, repeats)
-    del both
-    a, b = torch.randn(2, n, n, device=device).to(dtype)  # zeros would be quicker than real data
-    flops = 2 * n**3 / timed(lambda: a @ b, device, repeats)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return moved, flops
+def copy_rate(device: torch.device, size: int, repeats: int) -> float:
+    """Bytes/s of a copy within the device, `size` bytes read and written together."""
+    source, target = torch.randint(255, (2, size // 2), dtype=torch.uint8, device=device)
+    return size / timed(lambda: target.copy_(source), device, repeats)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, n: int, repeats: int) -> float:
+    """FLOP/s of a product of two matrices of side `n`, of random numbers: zeros are quicker."""
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    return 2 * n**3 / timed(lambda: a @ b, device, repeats)
 
 
 def figures(engine: Engine, sizes: Sizes, repeats: int) -> dict[str, float]:
     """The steps' times, and the share of the limits that they reach."""
-    moved, flops = limits(engine, sizes, repeats)
+    moved = copy_rate(engine.device, sizes.copied, repeats)
+    flops = matmul_rate(engine.device, DTYPES[engine.dtype], sizes.matrix, repeats)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
     cells = {
         "decode": Cell("decode", contexts=(sizes.context,) * sizes.rows),
         "prefill": Cell("prefill", ((0, sizes.prefill),)),
