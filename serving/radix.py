@@ -117,7 +117,7 @@ class RadixCache:
         """
         upto -= upto % self.page_size
         node = self.root
-        if held is not None:
+        if held is not None and held is not node:
             self._use(held)
             node = held
         while (child := self._child(node, tokens, upto)) is not None:

@@ -9,7 +9,7 @@ from policies.sglang.limits import CLIP_MAX_NEW_TOKENS, SglangLimits
 from policies.sglang.memory import Memory
 from policies.sglang.simulation import DecodesAhead, as_sglang, before, behind
 from serving.request import Request, Status
-from serving.step import Work
+from serving.step import NEW, Work
 
 EXACT_UP_TO = 1 << 52
 """Tokens beyond which a pool counts as unlimited, since the sums could not show its end."""
@@ -171,7 +171,7 @@ class PrefillAdder:
         start = request.computed
         request.computed = end = start + tokens
         ends = end == request.target
-        self.works.append(Work(request, start, tokens, ends and request.output > 0))
+        self.works.append(NEW(Work, (request, start, tokens, ends and request.output > 0)))
         if not ends:
             self.chunked = request
         paged = self._memory.ceil(tokens)

@@ -16,7 +16,7 @@ from serving.queue import Fifo, Queue
 from serving.radix import RadixCache
 from serving.recorder import ADMIT, CHUNK, FINISH, FIRST, PREEMPT, Recorder
 from serving.request import Request, Status
-from serving.step import PACKED, Features, Step, Wait, Work, packed_features
+from serving.step import NEW, PACKED, Features, Step, Wait, Work, packed_features
 
 
 class Nobody:
@@ -289,30 +289,24 @@ class Sglang:
             self._account(works, number)
             self._last = LastBatch([work.request for work in works], decodes)
         else:
-            features = Features(0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0)
+            features = NEW(Features, (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0))
         barred = self._full or not self.queue
         self._alike = barred and not (works or ended or retracted)
         self._flight = Planned(number, works, ended)
-        return Step(
-            number,
-            PACKED,
-            tuple(works),
-            group if decodes else NOBODY,
-            tuple(retracted) if retracted else (),
-            features,
-            len(self.queue),
-            held,
-            self.memory.blocks_used,
-        )
+        who, out = group if decodes else NOBODY, tuple(retracted) if retracted else ()
+        used, waiting = self.memory.blocks_used, len(self.queue)
+        return NEW(Step, (number, PACKED, tuple(works), who, out, features, waiting, held, used))
 
     def _account(self, works: Sequence[Work], number: int) -> None:
         """Whose prompts are done with this step, and so emit a token."""
         log = self._log
         for request, _, tokens, samples in works:
-            log((number, request.index, CHUNK, tokens, -1))
+            index = request.index
             if samples:
                 request.sampled += 1
-                log((number, request.index, FIRST, 1, -1))
+                log((number, index, CHUNK, tokens, -1, number, index, FIRST, 1, -1))
+            else:
+                log((number, index, CHUNK, tokens, -1))
 
     def complete(self, step: Step) -> Sequence[Request]:
         """The planned step has ended; returns whom it finished, in batch order."""
