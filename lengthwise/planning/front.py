@@ -144,7 +144,8 @@ def _legend(figure: Figure, machines: Sequence[str], look: Any) -> None:
         Line2D([], [], color=look[name].colour, marker="o", ms=5, label=name) for name in machines
     ]
     handles += [
-        Line2D([], [], color=GREY, marker=".", ls="", label="run once, at one rate"),
+        Line2D([], [], color=GREY, marker=".", ls="", label="run once"),
+        Line2D([], [], color=GREY, marker="x", ms=5, ls="", label="run once, SLO not kept"),
         Line2D([], [], color="black", marker="*", ls="", ms=11, label="best, whole trace"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    figure.legend(handles=handles, loc="outside upper center", ncols=5)

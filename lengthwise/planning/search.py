@@ -67,10 +67,14 @@ def highest(
                 break
             scale *= factor
         else:
-            if high is None and not ask(LONELY).sustained:
-                return Found(None, (scale, verdict), tuple(runs))
+            if high is None:
+                alone = ask(LONELY)
+                if not alone.sustained:
+                    return Found(None, (scale, verdict), tuple(runs))
             high = scale, verdict
             scale /= factor
+            if scale <= LONELY:
+                low = LONELY, alone
         factor = min(factor * factor, 4.0)
     while low is not None and high is not None and high[0] > low[0] * (1 + tolerance):
         middle = (low[0] * high[0]) ** 0.5

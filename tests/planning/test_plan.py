@@ -59,6 +59,9 @@ def test_limits_that_nothing_and_everything_keeps() -> None:
     assert [scale for scale, _ in never.runs] == [1.0, LONELY]
     always = highest(lambda scale: Below(True), 1.0, 0.1)
     assert always.high is None
+    hardly = highest(lambda scale: Below(scale < 2 * LONELY), 1.0, 0.5)
+    assert hardly.low is not None
+    assert LONELY <= hardly.low[0] < 2 * LONELY
     short = highest(lambda scale: Below(True, scale < 10), 1.0, 0.1)
     assert short.high is None
     assert short.runs[-1][0] >= 10 > short.runs[-2][0]
