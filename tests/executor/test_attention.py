@@ -204,7 +204,7 @@ for dim, kv_heads, page_size, programs, dtype in (
     (8, 2, 16, 512, torch.float32),  # smaller than the hardware multiplies
     (16, 2, 16, 512, torch.float16),
 ):
-    module._PROGRAMS = programs
+    module._PROGRAMS, module._MOST_SPLITS = programs, 3
     shape = replace(MODELS["tiny"], heads=4, kv_heads=kv_heads, head_dim=dim)
     case = Case(shape, [1], [1], [1, 17, 150], page_size, dtype, "cpu")
     right = case.decodes(Sdpa())

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from executor.backends import NAMES, AttentionError, choose
-from executor.dry_run import largest_step
+from executor.dry_run import largest_step, measured_slot_bytes
 from executor.memory import room
 from executor.utilisation import Utilisation
 from policies.compose import NAMED, Settings
+from sim.memory import DoesNotFitError
 from tests.executor.nano import NANO, alone, engine, mixed, run
 from tests.executor.test_attention import SHAPE, check
 
@@ -104,6 +105,25 @@ def test_the_dry_run_is_the_largest_step(padded: bool, tokens: int, longest: int
         assert cell.slots == max(8192 // longest, 1) * longest
     else:
         assert sum(n for _, n in cell.chunks) == cell.slots == tokens
+
+
+def test_what_the_dry_run_needs_is_counted_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's counters replaced: the peak over what was held when the second run began."""
+    model, calls = engine(), []
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 5000)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", calls.append)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda device: 5000 + 77 * 100 - 1)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: calls.append("emptied"))
+    assert measured_slot_bytes(model, False, 100, 64) == 77
+    assert calls == [model.device, "emptied"]
+
+    def full(device: object) -> int:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("torch.cuda.memory_allocated", full)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 30, 4 << 30))
+    with pytest.raises(DoesNotFitError, match=r"a step of 100 tokens .* 1.0 of 4.0 GiB are free"):
+        measured_slot_bytes(model, False, 100, 64)
 
 
 def test_a_measured_slot_takes_the_place_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
