@@ -21,6 +21,7 @@ from lengthwise.commands import show
 from lengthwise.config import RunConfig
 from lengthwise.console import number, progress
 from lengthwise.on_model import How, fit_lengths
+from lengthwise.prepare import prepare
 from lengthwise.validate.here import profiled, run_here
 from lengthwise.validate.predict import configured
 from lengthwise.validate.report import Report, validate
@@ -49,10 +50,14 @@ def main() -> int:
             print(f"NOT SAID: over {QUIET:.0%}, this machine is too noisy to tell; try it alone")
             return 1
         runs: dict[str, list[Report]] = {policy: [] for policy in POLICIES}
+        configs = {policy: RunConfig.of(policy=policy, model=MODEL) for policy in POLICIES}
+        costs = {
+            policy: made.cost_of(prepare(config, trace).point.layout, Path(folder) / policy)
+            for policy, config in configs.items()
+        }
         for _ in range(RUNS):  # the policies in turn, so that drift falls on both
-            for policy in POLICIES:
-                config = RunConfig.of(policy=policy, model=MODEL)
-                cost: dict[str, Any] = {"cost": str(made.cost)}
+            for policy, config in configs.items():
+                cost: dict[str, Any] = {"cost": str(costs[policy])}
                 measured = run_here(trace, config, how, cost, LOAD, None)
                 runs[policy].append(validate(measured, configured(measured, cost)))
     return judge(runs)

@@ -96,10 +96,10 @@ def _cells(quick: bool, seed: int) -> Iterator[Cell]:
         chunks, [8, 32] if quick else _up(2, 256, 2), [400] if quick else contexts[2::2]
     ):
         yield Cell("mixed", ((0, n),), (c,) * r)
-    widths = [128, 512] if quick else _up(64, 8192, 2)
+    widths = [64, 128, 512] if quick else _up(64, 8192, 2)
     for r, w in product([2, 4, 8] if quick else _up(1, 256, 2), widths):
         yield Cell("padded prefill", ((0, w),) * r, width=w)
-    for r, w in product([4, 8, 32] if quick else _up(1, 256, 2), widths):
+    for r, w in product([1, 2, 4, 8, 32] if quick else _up(1, 256, 2), widths):
         yield Cell("padded decode", contexts=(w + 15,) * r, width=w)
     yield from _uneven(quick, np.random.default_rng(seed))
 

@@ -155,6 +155,7 @@ def _run_here(
     from lengthwise.console import progress
     from lengthwise.live import live
     from lengthwise.on_model import fit_lengths
+    from lengthwise.prepare import prepare
     from lengthwise.validate.here import profiled, run_here
     from policies.compose import Settings
     from sim.models import load_model
@@ -175,7 +176,9 @@ def _run_here(
             requests.longest,
             lambda total: progress("profiling", total, silent),
         )
-        simulated["cost"], spread = str(made.cost), made.spread
+        layout = prepare(config, requests).point.layout
+        simulated["cost"] = str(made.cost_of(layout, folder / "cost.json"))
+        spread = made.spread
     seats = config.max_num_seqs or Settings.max_num_seqs
     with live("executing", len(requests), seats, quiet=silent) as told:
         found = run_here(requests, config, how, simulated, load, told)

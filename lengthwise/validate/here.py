@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lengthwise.api import run
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress
@@ -18,7 +20,7 @@ from lengthwise.validate.predict import busy_share
 from sim.fit_steps import calibrate
 from sim.fitted import Provenance, own_version
 from sim.models import load_model
-from sim.step_rows import read_rows
+from sim.step_rows import LEAST_ROWS, read_rows
 from traces.trace import Trace
 
 REPEATS = 3
@@ -27,17 +29,52 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Profiled:
-    """A cost file made of a profile of this machine."""
+    """A profile of this machine."""
 
-    cost: Path
-    spread: float
-    """How far repeats of a step lie apart: (largest − least) / median, median over steps."""
+    path: Path
+    facts: dict[str, Any]
+
+    @property
+    def spread(self) -> float:
+        """How far repeats of a step lie apart: (largest − least) / median, median over steps."""
+        return float(self.facts["median_spread"])
+
+    def cost_of(self, layout: str, out: Path) -> Path:
+        """Fit the cost of steps in a layout into `out`, which is returned.
+
+        Padded steps run through other attention kernels than packed ones, so each has its own
+        fit; a single whole prompt is the same step in both.
+
+        Raises:
+            MeasuredError: the profile has too few such steps.
+        """
+        rows = read_rows(self.path)
+        kind = pd.read_parquet(self.path, columns=["kind"])["kind"]
+        padded = kind.str.startswith("padded").to_numpy()
+        kept = ~padded if layout == "packed" else padded | (kind == "prefill").to_numpy()
+        if kept.sum() < LEAST_ROWS:
+            raise MeasuredError(
+                f"the profile has {kept.sum()} steps for layout {layout}, and a fit needs "
+                f"{LEAST_ROWS}; give --cost FILE"
+            )
+        columns = {name: column[kept] for name, column in rows.columns.items()}
+        chosen = replace(rows, columns=columns, seconds=rows.seconds[kept])
+        names = ("model", "layers", "hidden", "hardware", "tp", "dtype", "versions")
+        made = Provenance(
+            rows=len(chosen),
+            source=rows.source,
+            date=rows.facts.get("date"),
+            lengthwise=own_version(),
+            **{name: self.facts[name] for name in names},
+        )
+        calibrate(chosen, made).save(out)
+        return out
 
 
 def profiled(
     folder: Path, model: str, how: How, block_size: int | None, longest: int, bar: Bar
 ) -> Profiled:
-    """Profile the model here and fit its cost: `profile.parquet` and `cost.json` in `folder`.
+    """Profile the model here: `profile.parquet` in `folder`.
 
     Sequences are timed to twice the power of two behind `longest`, tokens.
     """
@@ -54,19 +91,7 @@ def profiled(
         repeats=REPEATS,
         bar=bar,
     )
-    rows = read_rows(path)
-    known = {k: facts[k] for k in ("model", "layers", "hidden", "hardware", "tp", "dtype")}
-    made = Provenance(
-        rows=len(rows),
-        source=rows.source,
-        versions=facts["versions"],
-        date=rows.facts.get("date"),
-        lengthwise=own_version(),
-        **known,
-    )
-    cost = folder / "cost.json"
-    calibrate(rows, made).save(cost)
-    return Profiled(cost, float(facts["median_spread"]))
+    return Profiled(path, facts)
 
 
 def at_load(trace: Trace, config: RunConfig, load: float) -> tuple[Trace, float]:
