@@ -38,6 +38,7 @@ def run(path: Path, write: bool) -> int:
             notebook,
             timeout=MOST_SECONDS,
             record_timing=False,
+            coalesce_streams=True,
             extra_arguments=["--IPKernelApp.log_level=40"],
             resources={"metadata": {"path": folder}},
         )
@@ -62,8 +63,8 @@ def run(path: Path, write: bool) -> int:
 
 def text(cell: Any) -> str:
     """What a cell printed and showed, pictures as their size in words."""
-    return "\n".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
+    return "".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "") + "\n"
         for output in cell.get("outputs", ())
     )
 

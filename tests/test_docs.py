@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -99,3 +100,17 @@ def test_readme_opens_with_the_two_commands_and_has_the_picture() -> None:
     assert lines[2:5] == ["```sh", "make demo", "make test"]
     assert "docs/images/latency.png" in text
     assert len(lines) < 60
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_are_committed_as_they_ran(path: Path) -> None:
+    """`make notebooks` runs them; here: cells ran in order, none failed, they assert."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert sum("image/png" in o.get("data", {}) for o in outputs) >= 3
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    assert code.count("assert ") >= 4
+    assert "../shared" not in code
+    assert "/work" not in path.read_text()
