@@ -37,7 +37,8 @@ def plan(
         float, typer.Option(min=0.001, max=0.5, help="Of the highest rate.")
     ] = 0.02,
     screen_requests: Annotated[
-        int, typer.Option(min=2, help="Requests on which all settings are compared.")
+        int,
+        typer.Option(min=2, help="Busiest requests in a row that all settings are compared on."),
     ] = 3000,
     rate: Annotated[
         float | None, typer.Option(min=0.0, help="Requests/s to serve; the trace's own.")

@@ -103,9 +103,10 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
             own = table[(table["machine"] == name) & table["p99_tpot_ms"].notna()]
             once = own[own["found"] == SCREENED]
             colour = look[name].colour
-            ax.plot(
-                once["p99_tpot_ms"], once["output_tokens_per_gpu"], ".", color=colour, alpha=0.3
-            )
+            for kept, marker in ((True, "."), (False, "x")):
+                some = once[once["sustained"].astype(bool) == kept]
+                x, y = some["p99_tpot_ms"], some["output_tokens_per_gpu"]
+                ax.plot(x, y, marker, color=colour, alpha=0.45, ms=4, zorder=1)
             some = own[(own["found"] == BISECTED) & own["sustained"].astype(bool)]
             _points(ax, some, colour)
         best = plan.best.at.figures

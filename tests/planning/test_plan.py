@@ -20,7 +20,7 @@ import lengthwise
 from lengthwise.cli import build
 from lengthwise.config import RunConfig
 from lengthwise.planning.front import pareto
-from lengthwise.planning.plan import Asked, PlanError, fewest, make_plan
+from lengthwise.planning.plan import Asked, PlanError, busiest, fewest, make_plan
 from lengthwise.planning.probe import probe, search
 from lengthwise.planning.saturation import growth
 from lengthwise.planning.search import LONELY, highest
@@ -289,6 +289,17 @@ def test_an_slo_that_holds_at_every_rate(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "the SLO holds at every rate that this trace can show" in done.output
     assert json.loads((tmp_path / "all" / "summary.json").read_text())["not_sustained_rate"] is None
+
+
+def test_the_busiest_requests() -> None:
+    trace = lengthwise.load_trace("chat", limit=300)
+    part = busiest(trace, 40)
+    spans = [float(trace.arrival_s[i + 39] - trace.arrival_s[i]) for i in range(261)]
+    first = spans.index(min(spans))
+    assert part.prompt_tokens.tolist() == trace.prompt_tokens[first : first + 40].tolist()
+    assert part.arrival_s[0] == 0
+    assert part.span_s == pytest.approx(min(spans))
+    assert busiest(trace, 300) is trace
 
 
 def test_prices() -> None:
