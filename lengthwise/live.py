@@ -43,7 +43,10 @@ class View:
         """The view as it is printed: short lines, since it is drawn beside the run's own work."""
         now, kv = self._now, self._kv_blocks
         seconds = time.monotonic() - self._began
-        left = _clock(seconds * (now.total - now.done) / now.done) if now.done else "?"
+        if now.done:
+            left = f"{_clock(seconds * (now.total - now.done) / now.done)} left"
+        else:
+            left = "none done yet" if now.steps else "starting"
         blocks = f"{percent(now.kv_blocks / kv)} of {kv:,}" if kv else f"{now.kv_blocks:,}"
         lines = (
             ("requests", now.done, now.total, f"{now.done:,} of {now.total:,}"),
@@ -51,7 +54,7 @@ class View:
             ("running", now.running, self._seats, f"{now.running:,} of {self._seats:,} seats"),
             ("KV", now.kv_blocks, kv or self._most_blocks, f"{blocks} blocks"),
         )
-        text = Text(f"{self._label}: {_clock(seconds)} so far, {left} left\n", no_wrap=True)
+        text = Text(f"{self._label}: {_clock(seconds)} so far, {left}\n", no_wrap=True)
         for name, part, whole, said in lines:
             full = round(_BAR_WIDTH * min(part / whole, 1)) if whole else 0
             text.append(f"  {name:8} ").append("█" * full, "cyan")
