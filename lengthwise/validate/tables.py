@@ -38,7 +38,7 @@ def _grid(*headings: str) -> Table:
 
 def _figures(report: Report) -> Table:
     """Measured, predicted, error and range of each figure."""
-    table = _grid("", "figure", "measured", "predicted", "error %", "range of the prediction")
+    table = _grid("", "figure", "measured", "predicted", "error %", "range")
     main, error = report.main, report.main.error
     for name in QUANTITIES:
         factor, unit = (1.0, "tok/s") if name == "throughput" else (1e3, "ms")
