@@ -171,7 +171,7 @@ def measure(
         driver = Driver(core, recorder, inputs, launcher, depth, stop, graphs=bool(graphs))
         return driver.run(requests)
 
-    recorder = recorder or Recorder()
+    recorder = Recorder() if recorder is None else recorder
     try:
         with stop_on_interrupt() as stop:
             drive(iter(warm), stop, Recorder())
