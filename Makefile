@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint validate notebooks pictures clean
+.PHONY: demo test lint validate bench bench-compare notebooks pictures clean
 
 demo: .venv/.core
 	$(BIN)/lengthwise compare chat --out runs/demo --force
@@ -24,6 +24,13 @@ notebooks: .venv/.dev
 # Predicted against measured on this machine; says so where the machine is too noisy to tell.
 validate: .venv/.dev
 	$(BIN)/python benchmarks/validate.py
+
+# Speed and memory of the simulator; `make bench-compare BASE=rev` beside another revision.
+bench: .venv/.dev
+	$(BIN)/python benchmarks/bench.py
+
+bench-compare: .venv/.dev
+	$(BIN)/python benchmarks/bench.py --compare $(BASE)
 
 # The pictures of README.md and docs/, from the demo's records and a few small runs.
 pictures: demo

@@ -50,11 +50,12 @@ def assemble(
         events.append(rows)
         _fill_requests(requests, recorder, rows, columns, replica)
     _derive(requests)
-    merged = {name: np.concatenate([c[name] for c in steps]) for name in STEPS}
+    merged = steps[0]
     if len(steps) > 1:
+        merged = {name: np.concatenate([c[name] for c in steps]) for name in STEPS}
         order = np.lexsort((merged["replica"], merged["start_s"]))
         merged = {name: column[order] for name, column in merged.items()}
-    lines = np.concatenate(events)
+    lines = np.concatenate(events) if len(events) > 1 else events[0]
     kinds = np.array(list(KINDS))[lines[:, 2]]
     event_columns = {
         "step": lines[:, 0],

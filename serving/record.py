@@ -32,6 +32,9 @@ _ARROW = {
 }
 
 
+_TEXT = ("object", "category")
+
+
 class RecordError(FolderError):
     """A record, or a folder of one, that is not as it should be."""
 
@@ -131,7 +134,8 @@ def make_table(columns: Mapping[str, Any], schema: Mapping[str, str]) -> pd.Data
         KeyError: a column is missing.
         ValueError: columns of different lengths, or a kind of event that is none of `KINDS`.
     """
-    return pd.DataFrame({name: _series(columns[name], dtype) for name, dtype in schema.items()})
+    made = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
+    return pd.DataFrame(made, copy=False)
 
 
 def _series(values: Any, dtype: str) -> pd.Series[Any]:
@@ -173,7 +177,13 @@ def _write_table(table: pd.DataFrame, columns: Mapping[str, str], path: Path) ->
     """Write one table as Parquet, with the types of `columns`."""
     schema = pa.schema([(name, _ARROW[dtype]) for name, dtype in columns.items()])
     arrow = pa.Table.from_pandas(table, schema=schema, preserve_index=False)
-    pq.write_table(arrow.replace_schema_metadata(None), path, compression="zstd")
+    pq.write_table(
+        arrow.replace_schema_metadata(None),
+        path,
+        compression="zstd",
+        use_dictionary=[name for name, dtype in columns.items() if dtype in _TEXT],
+        column_encoding={n: "DELTA_BINARY_PACKED" for n, t in columns.items() if t == "int64"},
+    )
 
 
 def _read_table(columns: Mapping[str, str], path: Path) -> pd.DataFrame:

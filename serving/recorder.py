@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ ADMIT, CHUNK, FIRST, SKIP, PREEMPT, FINISH, LEAVE = range(len(KINDS))
 SETTLE = 1 << 14
 """Rows after which steps and events become columns, which take less memory."""
 
-Columns = dict[str, NDArray[np.float64]]
+Columns = dict[str, NDArray[Any]]
 
 
 class Row(NamedTuple):
@@ -121,10 +121,10 @@ class Recorder:
 def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) -> Columns:
     """A line a step, from rows that stand for one or more each."""
     *fields, features = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
-    sums = np.fromiter(chain.from_iterable(features), np.float64).reshape(-1, len(Features._fields))
+    sums = np.fromiter(chain.from_iterable(features), np.int64).reshape(-1, len(Features._fields))
     counts = np.array(fields[0], np.int64)
     table: Columns = {
-        name: np.repeat(np.array(values, np.float64), counts)
+        name: np.repeat(np.array(values, float if name == "start_s" else np.int64), counts)
         for name, values in zip(Row._fields[1:-1], fields[1:], strict=True)
     }
     table |= {name: np.repeat(sums[:, i], counts) for i, name in enumerate(Features._fields)}

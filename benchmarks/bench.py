@@ -1,0 +1,140 @@
+"""The simulator's speed and memory on a fixed set of runs, beside bare SimPy timeouts.
+
+    python benchmarks/bench.py [--traces DIR] [--case NAME ...] [--compare REV] [--out FILE]
+
+Each case runs in a process of its own, so that peak memory is its own. The unit is the CPU time of
+one bare SimPy timeout, measured before and after every run of ours, since the machine's speed
+drifts: what can be compared between machines are the ratios. Figures are medians. The cases are in
+`cases.py`; those on published traces need the folder that holds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+from cases import CASES
+
+HERE = Path(__file__).parent
+CODE = HERE.parent
+
+COLUMNS = {
+    "case": "case",
+    "steps_per_s": "steps/s",
+    "requests_per_s": "requests/s",
+    "events_per_s": "events/s",
+    "peak_mb": "peak MB",
+    "timeouts_per_step": "timeouts/step",
+    "timeouts_per_request": "timeouts/request",
+    "share_6_12": "of 6/step + 12/request",
+    "unit_us": "timeout, µs",
+}
+
+
+def run_case(name: str, traces: str, code: Path = CODE) -> dict[str, object]:
+    """One case in a process of its own, on the sources in `code`."""
+    environment = {**os.environ, "PYTHONPATH": str(code)}
+    command = [sys.executable, str(HERE / "cases.py"), name, "--traces", traces]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"case": name, "failed": last}
+    return json.loads(done.stdout)
+
+
+def instructions(name: str, requests: int, code: Path = CODE) -> int | None:
+    """Machine instructions of a case's first requests by callgrind, start-up taken off."""
+    counts = []
+    for limit in (requests, 1):
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"--callgrind-out-file={folder}/out"
+            script = [str(HERE / "cases.py"), name, "--count", str(limit)]
+            done = subprocess.run(
+                ["valgrind", "--tool=callgrind", out, sys.executable, *script],
+                env={**os.environ, "PYTHONPATH": str(code), "PYTHONHASHSEED": "0"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        found = [line for line in done.stderr.splitlines() if "Collected" in line]
+        if done.returncode or not found:
+            return None
+        counts.append(int(found[-1].split(":")[1]))
+    return counts[0] - counts[1]
+
+
+def commit() -> str:
+    """The revision that was measured, with a + where files differ from it."""
+    told = ["git", "-C", str(CODE), "describe", "--always", "--dirty=+"]
+    done = subprocess.run(told, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def compare(names: list[str], traces: str, revision: str) -> None:
+    """The same cases on another revision, run by run in turn, and what the time is of its own."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        git = ["git", "-C", str(CODE), "worktree"]
+        subprocess.run([*git, "add", "--detach", "--quiet", str(base), revision], check=True)
+        try:
+            for name in names:
+                old, new = (run_case(name, traces, code) for code in (base, CODE))
+                row: dict[str, object] = {"case": name}
+                for key in ("timeouts_per_request", "peak_mb"):
+                    row[f"{key}, {revision}"] = old.get(key, old.get("failed"))
+                    row[key] = new.get(key, new.get("failed"))
+                if "failed" not in old | new:
+                    row["time now / then"] = round(
+                        new["timeouts_per_request"] / old["timeouts_per_request"], 2
+                    )
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(base)], check=True)
+    print(pd.DataFrame(rows).to_string(index=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    shared = os.environ.get("LENGTHWISE_SHARED", "../shared")
+    parser.add_argument("--traces", default=f"{shared}/traces", help="folder of published traces")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this one")
+    parser.add_argument("--compare", metavar="REV", help="with another revision, case by case")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of results")
+    args = parser.parse_args()
+    names = args.case or list(CASES)
+    if args.compare:
+        compare(names, args.traces, args.compare)
+        return
+    rows = []
+    for name in names:
+        rows.append(run_case(name, args.traces))
+        print(json.dumps(rows[-1]), flush=True)
+    counted = {}
+    for name in ("chat, saturated", "chat, own rate"):
+        if not args.case or name in args.case:
+            counted[name] = instructions(name, 500)
+    args.out.mkdir(parents=True, exist_ok=True)
+    kept = args.out / f"{commit()}.json"
+    from lengthwise.api import versions
+
+    made = {"versions": versions("lengthwise", "numpy", "simpy"), "machine": os.uname().machine}
+    kept.write_text(json.dumps({**made, "cases": rows, "instructions": counted}, indent=1))
+    table = pd.DataFrame(rows)
+    shown = table[[c for c in (*COLUMNS, "failed") if c in table]].rename(columns=COLUMNS)
+    print(shown.to_string(index=False))
+    for name, count in counted.items():
+        told = "not counted: no valgrind" if count is None else f"{count / 500:,.0f} a request"
+        print(f"instructions, {name}: {told}")
+    print(f"kept: {kept}")
+
+
+if __name__ == "__main__":
+    main()
