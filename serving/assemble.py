@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serving.record import make_table
 from serving.recorder import ADMIT, FINISH, FIRST, PREEMPT, Recorder
-from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
+from serving.tables import EVENTS, REQUESTS, STEPS
 from traces.trace import Trace
 
 Estimate = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float64]]
@@ -56,11 +56,10 @@ def assemble(
         order = np.lexsort((merged["replica"], merged["start_s"]))
         merged = {name: column[order] for name, column in merged.items()}
     lines = np.concatenate(events) if len(events) > 1 else events[0]
-    kinds = np.array(list(KINDS))[lines[:, 2]]
     event_columns = {
         "step": lines[:, 0],
         "request": lines[:, 1],
-        "kind": kinds,
+        "kind": lines[:, 2],
         "tokens": lines[:, 3],
         "row": lines[:, 4],
     }

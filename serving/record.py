@@ -127,7 +127,8 @@ def make_table(columns: Mapping[str, Any], schema: Mapping[str, str]) -> pd.Data
     """A table with exactly the columns and types of `schema` (`REQUESTS`, `STEPS` or `EVENTS`).
 
     Args:
-        columns: an array or list for each column of `schema`, all of one length.
+        columns: an array or list for each column of `schema`, all of one length; kinds of event
+            by name, or by number in the order of `KINDS`.
         schema: types by column, in order.
 
     Raises:
@@ -143,6 +144,8 @@ def _series(values: Any, dtype: str) -> pd.Series[Any]:
     if dtype != "category":
         return pd.Series(np.asarray(values, dtype), dtype=dtype)
     kinds = pd.Index(list(KINDS))
+    if np.asarray(values).dtype.kind == "i":
+        return pd.Series(pd.Categorical.from_codes(values, kinds))
     codes = kinds.get_indexer(pd.Index(values))
     if (codes < 0).any():
         raise ValueError(f"{values[int(np.argmin(codes))]!r} is no kind of event")

@@ -97,19 +97,32 @@ class Recorder:
 
     def step_columns(self) -> Columns:
         """The steps so far, a column a field of `serving.tables.STEPS`, shape [steps] each."""
-        self._settle()
-        parts = [columns for columns, _ in self.lots]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return dict(self._whole()[0])
 
     def event_rows(self) -> NDArray[np.int64]:
         """The events of the steps so far, shape [events, 5], by step, within one as they came."""
+        table = self._whole()[1]
+        step = table[:, 0]
+        if len(step) and step.max() >= self._steps:  # one that was only planned did not run
+            table = table[step < self._steps]
+        order = np.diff(table[:, 0]) < 0
+        return table[np.argsort(table[:, 0], kind="stable")] if order.any() else table
+
+    def _whole(self) -> tuple[Columns, NDArray[np.int64]]:
+        """All lots as one; a column's parts are let go as soon as it is made."""
         self._settle()
-        table = np.concatenate([rows for _, rows in self.lots])
-        table = table[table[:, 0] < self._steps]  # one that was only planned did not run
-        return table[np.argsort(table[:, 0], kind="stable")]
+        if len(self.lots) > 1:
+            parts = [columns for columns, _ in self.lots]
+            events = np.concatenate([rows for _, rows in self.lots])
+            self.lots = [({}, events)]
+            for name in list(parts[0]):
+                self.lots[0][0][name] = np.concatenate([part.pop(name) for part in parts])
+        return self.lots[0]
 
     def _settle(self) -> None:
         """Make columns of what has come since the last time."""
+        if self.lots and not self.rows and not self.events:
+            return
         events = np.array(self.events, np.int64).reshape(-1, 5)
         with self.lock:
             self.lots.append((_columns(self.rows, self.ends, self.blocks), events))
