@@ -57,8 +57,8 @@ BUSY = 0.9 * FULL
 OVERLOADED: dict[str, dict[str, Any]] = {
     "fcfs": {},
     "shortest": {"order": "shortest"},
+    "priority": {"order": "priority"},
     "continuous": {"policy": "continuous"},
-    "token-aware": {"policy": "token-aware"},
     "bucketing": {"policy": "bucketing"},
 }
 SMALL = {"max_num_batched_tokens": 512}

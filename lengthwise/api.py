@@ -16,7 +16,7 @@ from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, requests_of
 from lengthwise.unused import compared
-from policies.compose import NAMED, compose
+from policies.compose import NAMED, PolicyChoiceError, compose
 from serving.assemble import assemble
 from serving.core import Core
 from serving.record import Record
@@ -25,6 +25,9 @@ from serving.tables import STEPS
 from sim.engine import Options, simulate
 from sim.fitted import FittedCost
 from traces import Trace, load
+
+READING = ("format", "limit", "rate_scale", "seed", "on_bad_row", "spread_ties", "tokenizer")
+"""Options that say how a file is read."""
 
 
 def load_trace(source: str | Path, **options: Any) -> Trace:
@@ -57,10 +60,8 @@ def replay(
         ValueError: the user's mistake, with the flag, what was found and what to do.
     """
     config = RunConfig.of(**({} if policy is None else {"policy": policy}), **options)
-    if not isinstance(trace, Trace):
-        config = config.model_copy(update={"trace": str(trace)})
-        trace = read_trace(config)
-    return run(prepare_run(config, trace), trace, progress)
+    requests, config = given_trace(trace, config)
+    return run(prepare_run(config, requests), requests, progress)
 
 
 def compare(
@@ -77,29 +78,36 @@ def compare(
     Returns:
         A record for each policy, in the order given.
     """
-    if not isinstance(trace, Trace):
-        config = RunConfig.of(trace=str(trace), **options)
-        trace = read_trace(config)
-        options = {**options, "trace": config.trace}
-    prepared = {p: prepare_run(own, trace) for p, own in compared(policies, options).items()}
+    requests, config = given_trace(trace, RunConfig.of(**options))
+    options = options if config.trace is None else {**options, "trace": config.trace}
+    prepared = {p: prepare_run(own, requests) for p, own in compared(policies, options).items()}
     return {
-        policy: run(ready, trace, None if progress is None else progress(policy))
+        policy: run(ready, requests, None if progress is None else progress(policy))
         for policy, ready in prepared.items()
     }
 
 
+def given_trace(trace: Trace | str | Path, config: RunConfig) -> tuple[Trace, RunConfig]:
+    """The requests, and the configuration that names where they are from.
+
+    Raises:
+        PolicyChoiceError: options of reading a file beside a trace that is read already.
+    """
+    if not isinstance(trace, Trace):
+        config = config.model_copy(update={"trace": str(trace)})
+        return read_trace(config), config
+    for name in READING:
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            raise PolicyChoiceError(
+                f"{name}={getattr(config, name)}: this trace is read already; give the option to "
+                "load_trace, or take trace.head() and trace.at_rate()"
+            )
+    return trace, config
+
+
 def read_trace(config: RunConfig) -> Trace:
     """The trace that a configuration names."""
-    return load(
-        str(config.trace),
-        format=config.format,
-        limit=config.limit,
-        rate_scale=config.rate_scale,
-        seed=config.seed,
-        on_bad_row=config.on_bad_row,
-        spread_ties=config.spread_ties,
-        tokenizer=config.tokenizer,
-    )
+    return load(str(config.trace), **{name: getattr(config, name) for name in READING})
 
 
 def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Record:

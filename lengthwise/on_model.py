@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.api import describe, read_trace, versions
+from lengthwise.api import describe, given_trace, versions
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, prepare, requests_of
@@ -95,11 +95,9 @@ def execute(
         if name in options:
             raise PolicyChoiceError(f"--{name.replace('_', '-')}: {NO_USE}")
     config = RunConfig.of(policy=policy, **options)
-    if not isinstance(trace, Trace):
-        config = config.model_copy(update={"trace": str(trace)})
-        trace = read_trace(config)
+    requests, config = given_trace(trace, config)
     how = How(device, dtype, attention, weights, offline, scale_lengths)
-    return run_on_model(config, trace, how, progress)
+    return run_on_model(config, requests, how, progress)
 
 
 def run_on_model(

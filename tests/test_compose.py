@@ -343,3 +343,11 @@ def test_refused_requests_are_counted_and_listed_with_their_reason() -> None:
     assert row.status == "refused"
     assert row.reason == "prompt + output is 40 tokens, over max_model_len 20"
     assert record.requests.iloc[1].status == "finished"
+
+
+@pytest.mark.parametrize("run", [lengthwise.replay, lengthwise.compare])
+def test_options_of_reading_a_file_are_refused_beside_a_trace(run: Any) -> None:
+    trace = lengthwise.load_trace("chat", limit=5)
+    with pytest.raises(PolicyChoiceError, match=r"rate_scale=2.0: this trace is read already"):
+        run(trace, rate_scale=2)
+    run(trace, rate_scale=1.0)
