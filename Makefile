@@ -10,7 +10,7 @@ demo: .venv/.core
 	$(BIN)/lengthwise compare chat --out runs/demo --force
 
 test: .venv/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 	$(MAKE) notebooks demo
 
 lint: .venv/.dev
