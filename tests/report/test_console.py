@@ -136,7 +136,10 @@ def test_numbers() -> None:
     assert latency_unit([])[0] == "ms"
 
 
-def test_nothing_moves_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_moves_when_piped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # set where tests run on several cores
     with progress("static", 10) as advance:
         advance(5)
     captured = capsys.readouterr()
