@@ -74,8 +74,8 @@ class Recorder:
         rows = self.rows
         number, _, _, _, preempted, features, waiting, running, used = step
         row = (1, number, start, waiting, running, len(preempted), used, features)
-        rows.append(NEW(Row, row))
         self.ends.append(end)
+        rows.append(NEW(Row, row))  # last: an interrupt leaves no row without its end
         if len(rows) >= SETTLE:
             self._settle()
 
@@ -124,15 +124,16 @@ class Recorder:
         if self.lots and not self.rows and not self.events:
             return
         events = np.array(self.events, np.int64).reshape(-1, 5)
+        columns = _columns(self.rows, self.ends, self.blocks)
         with self.lock:
-            self.lots.append((_columns(self.rows, self.ends, self.blocks), events))
-            self._steps += len(self.ends)
+            self.lots.append((columns, events))
+            self._steps += len(columns["step"])
             for settled in (self.rows, self.ends, self.blocks, self.events):
                 settled.clear()
 
 
 def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) -> Columns:
-    """A line a step, from rows that stand for one or more each."""
+    """A line a step, from rows that stand for one or more each; ends without a row are not told."""
     *fields, features = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
     sums = np.fromiter(chain.from_iterable(features), np.int64).reshape(-1, len(Features._fields))
     counts = np.array(fields[0], np.int64)
@@ -141,13 +142,13 @@ def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) 
         for name, values in zip(Row._fields[1:-1], fields[1:], strict=True)
     }
     table |= {name: np.repeat(sums[:, i], counts) for i, name in enumerate(Features._fields)}
-    first = np.cumsum(counts) - counts
-    ahead = np.arange(len(ends)) - np.repeat(first, counts)  # place within its row
-    table["end_s"] = end = np.array(ends, np.float64)
+    first, count = np.cumsum(counts) - counts, int(counts.sum())
+    ahead = np.arange(count) - np.repeat(first, counts)  # place within its row
+    table["end_s"] = end = np.array(ends[:count], np.float64)
     table["step"] += ahead
     table["decode_useful_pairs"] += ahead * table["decode_tokens"]
     table["decode_computed_pairs"] += ahead * table["decode_rows"]
     later = ahead > 0
     table["start_s"][later] = end[np.flatnonzero(later) - 1]
-    table["kv_blocks_used"][later] = blocks
+    table["kv_blocks_used"][later] = blocks[: later.sum()]
     return table

@@ -13,8 +13,9 @@ import lengthwise
 from lengthwise import glimpse
 from lengthwise.glimpse import Glimpse, Looker
 from lengthwise.live import View, live
+from policies.sglang.planner import NOBODY
 from serving.recorder import FINISH, Recorder, Row
-from serving.step import Features
+from serving.step import PACKED, Features, Step
 from traces import Trace
 
 FEW = Trace(
@@ -156,3 +157,16 @@ def test_only_on_a_terminal(
     monkeypatch.setenv("TERM", "dumb")
     with live("replaying", 10, 8) as progress:
         assert progress is None
+
+
+def test_an_interrupt_between_two_lines_leaves_whole_steps() -> None:
+    recorder = Recorder()
+    step = Step(0, PACKED, (), NOBODY, (), Features(decode_tokens=1), 0, 1, 4)
+    recorder.step(step, 0.0, 1.0)
+    recorder.run(step._replace(id=1), 1.0, [2.0, 3.0], [4, 5])
+    recorder.ends += [4.0, 5.0]  # of a run whose row never came
+    recorder.blocks.append(6)
+    columns = recorder.step_columns()
+    assert columns["end_s"].tolist() == [1.0, 2.0, 3.0]
+    assert columns["kv_blocks_used"].tolist() == [4, 4, 5]
+    assert columns["start_s"].tolist() == [0.0, 1.0, 2.0]
