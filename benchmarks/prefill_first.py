@@ -38,6 +38,10 @@ Summaries = dict[float, dict[str, dict[str, Any]]]
 """By times the trace's rate, and by policy."""
 
 
+MARKERS = {"chunked-prefill": "o", "sglang": "s"}
+"""A policy's points, which colour alone should not tell apart."""
+
+
 def measure(trace: str, scale: float) -> dict[str, dict[str, Any]]:
     """The figures of each policy at so many times the trace's rate."""
     records = compare(trace, POLICIES, like="own", rate_scale=scale)
@@ -66,7 +70,9 @@ def picture(found: Summaries, rate: float) -> Figure:
             _panel(ax, found, rate, keys)
             ax.set_title(title)
         look = looks(POLICIES)
-        lines = [Line2D([], [], color=look[p].colour, marker="o", ms=3, label=p) for p in POLICIES]
+        lines = [
+            Line2D([], [], color=look[p].colour, marker=MARKERS[p], ms=4, label=p) for p in POLICIES
+        ]
         lines += [
             Line2D([], [], color="black", ls=dash, label=label)
             for label, dash in (("p99", "solid"), ("median", "dotted"))
@@ -81,7 +87,9 @@ def _panel(ax: Axes, found: Summaries, rate: float, keys: tuple[str, str]) -> No
         for key, dash in zip(keys, ("dotted", "solid"), strict=True):
             values = [summaries[policy][key] for summaries in found.values()]
             places = [scale * rate for scale in found]
-            ax.plot(places, values, color=look[policy].colour, ls=dash, marker="o", ms=3)
+            ax.plot(
+                places, values, color=look[policy].colour, ls=dash, marker=MARKERS[policy], ms=4
+            )
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     ax.set_xlabel("requests/s")

@@ -108,7 +108,7 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
                 x, y = some["p99_tpot_ms"], some["output_tokens_per_gpu"]
                 ax.plot(x, y, marker, color=colour, alpha=0.45, ms=4, zorder=1)
             some = own[(own["found"] == BISECTED) & own["sustained"].astype(bool)]
-            _points(ax, some, colour)
+            _points(ax, some, colour, marker_of(machines, name))
         best = plan.best.at.figures
         gpus = plan.best.candidate.gpus
         ax.plot(
@@ -134,15 +134,22 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
     return figure
 
 
-def _points(ax: Any, rows: pd.DataFrame, colour: str) -> None:
-    ax.plot(rows["p99_tpot_ms"], rows["output_tokens_per_gpu"], "o", color=colour, ms=5, zorder=2)
+def marker_of(machines: Sequence[str], name: str) -> str:
+    """A machine's points, which colour alone should not tell apart."""
+    return "os^Dvp"[machines.index(name) % 6]
+
+
+def _points(ax: Any, rows: pd.DataFrame, colour: str, marker: str) -> None:
+    x, y = rows["p99_tpot_ms"], rows["output_tokens_per_gpu"]
+    ax.plot(x, y, marker, color=colour, ms=5, zorder=2)
     front = rows[pareto(rows)].sort_values("p99_tpot_ms")
     ax.plot(front["p99_tpot_ms"], front["output_tokens_per_gpu"], color=colour, zorder=3)
 
 
 def _legend(figure: Figure, machines: Sequence[str], look: Any) -> None:
     handles = [
-        Line2D([], [], color=look[name].colour, marker="o", ms=5, label=name) for name in machines
+        Line2D([], [], color=look[n].colour, marker=marker_of(machines, n), ms=5, label=n)
+        for n in machines
     ]
     handles += [
         Line2D([], [], color=GREY, marker=".", ls="", label="run once"),
