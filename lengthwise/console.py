@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from serving.metrics import LATENCIES, efficiency
+from serving.metrics import LATENCIES
 from serving.record import Record
 
 PIPED_WIDTH = 240
@@ -171,7 +171,7 @@ def _latency_table(s: Mapping[str, Any]) -> Table:
 
 def _efficiency_table(record: Record) -> Table:
     """What was useful of the slots and query-key pairs computed."""
-    use = efficiency(record.steps)
+    use = record.folded.steps.efficiency
     phases = [use["prefill"], use["decode"], use["whole"]]
     table = _figures_table("Computed work", "prefill", "decode", "whole")
     table.add_row("Padding ratio", *(percent(p.padding_ratio) for p in phases))

@@ -26,7 +26,6 @@ from matplotlib.ticker import (
 from lengthwise.levels import FloatArray, Level, edges, in_steps, span, waiting
 from lengthwise.style import DECODE, HATCH, PREFILL, WASTE, looks, new_figure, styled
 from serving.distribution import Distribution
-from serving.metrics import efficiency
 from serving.record import Record
 
 Records = Mapping[str, Record]
@@ -89,7 +88,7 @@ def padding(records: Records, width: float = WIDTH) -> Figure:
     with styled():
         figure = new_figure(width, 1.5 + 2 * (0.28 * len(records) + 0.35))
         grid = figure.subplots(2, 2, sharey=True, sharex=True)
-        uses = {name: efficiency(record.steps) for name, record in records.items()}
+        uses = {name: record.folded.steps.efficiency for name, record in records.items()}
         for column, phase in enumerate(("prefill", "decode")):
             slots = {name: (u[phase].useful_slots, u[phase].slots) for name, u in uses.items()}
             pairs = {name: (u[phase].useful_pairs, u[phase].pairs) for name, u in uses.items()}

@@ -18,13 +18,16 @@ class Distribution:
     """
 
     values: NDArray[np.float64]
-    """Rising, finite, shape [values]."""
+    """Strictly rising, finite, shape [values]."""
     ends: NDArray[np.int64]
     """Running sum of the counts, shape [values]: value i takes places ends[i-1] to ends[i] - 1."""
 
     @classmethod
     def of(cls, values: ArrayLike, counts: ArrayLike | None = None) -> Distribution:
         """Sort `values`; undefined ones (NaN) and those counted 0 times are left out.
+
+        Equal ones become one, so that the same sample gives the same figures to the last bit in
+        whatever order and pieces it is given.
 
         Args:
             values: any order, shape [n].
@@ -36,9 +39,12 @@ class Distribution:
         if not keep.all():
             v, c = v[keep], None if c is None else c[keep]
         if c is None:
-            return cls(np.sort(v), np.arange(1, len(v) + 1, dtype=np.int64))
-        order = np.argsort(v)
-        return cls(v[order], np.cumsum(c[order]))
+            v, ends = np.sort(v), np.arange(1, len(v) + 1, dtype=np.int64)
+        else:
+            order = np.argsort(v)
+            v, ends = v[order], np.cumsum(c[order])
+        last = np.append(v[1:] != v[:-1], True)[: len(v)]
+        return cls(v, ends) if last.all() else cls(v[last], ends[last])
 
     def __len__(self) -> int:
         """Size of the expanded sample."""

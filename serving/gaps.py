@@ -4,11 +4,13 @@ A request emits at the end of the step of its `first` event and of every later s
 rows of its replica until its `finish` or `preempt`, except where a `skip` says so. Most gaps
 between its tokens are therefore the time from one decode step's end to the next one's, shared by
 all rows that go on; only the gap that follows a `first`, a `skip` or a preemption is a request's
-own. Work and memory are O(steps + events), never O(tokens).
+own. Work is O(steps + events), never O(tokens), and memory two numbers a decode step.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +18,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from serving.distribution import Distribution
+from serving.tables import KINDS
 
 IntArray = NDArray[np.int64]
 
 # In one step a request's events happened in this order.
 _ORDER = {"first": 0, "skip": 1, "preempt": 2, "finish": 3}
+_FIRST, _SKIP, _PREEMPT, _FINISH = range(len(_ORDER))
+RANKS = np.array([_ORDER.get(kind, -1) for kind in KINDS], np.int64)
+"""Place in that order by kind of event as a number; -1 for kinds that change no gap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,64 +80,99 @@ def _owners(requests: pd.DataFrame, events: pd.DataFrame) -> IntArray:
     return requests["replica"].to_numpy(np.int64)[row]
 
 
-@dataclass(frozen=True, eq=False)
-class Spans:
-    """What each request emitted between one event of it and the next, a row a span.
+class TokenGaps:
+    """The gaps between the output tokens of finished requests, from steps as they come.
 
-    A span begins with a `first` or `skip` event; rows are sorted by request, then time. Tokens
-    come at the span's own step if it began with a `first`, and at the decode steps lo to hi - 1.
+    A *mark* is an event that begins or ends a run of tokens: a column of request, place of its
+    step, rank, and decode steps before its step and up to it. Marks wait until their request is
+    finished; then its gaps are counted and its marks are gone.
     """
 
-    request: IntArray
-    first: NDArray[np.bool_]
-    """Whether the span's own step emitted a token."""
-    at: IntArray
-    """Place of the span's own step in `StepIndex.order`."""
-    lo: IntArray
-    """First decode step of the span, as an index into `decode`."""
-    hi: IntArray
-    """Behind the last decode step of the span."""
-    decode: IntArray
-    """Places in `StepIndex.order` of the steps with decode rows, shape [decode steps]."""
+    def __init__(self) -> None:
+        self._steps = 0
+        self._ends = array("d")  # of decode steps, s
+        self._change = array("i", [0])  # by so many more rows share the gap before a decode step
+        self._own: list[NDArray[np.float64]] = []  # gaps that one request alone has, s
+        self._marks = np.zeros((5, 0), np.int64)
+        self._at = np.zeros(0)  # end of each mark's step, s
 
+    def add(
+        self,
+        end_s: NDArray[np.float64],
+        decoding: NDArray[np.bool_],
+        request: IntArray,
+        place: IntArray,
+        rank: IntArray,
+    ) -> None:
+        """Take in the next steps of a replica and their events.
 
-def spans(
-    requests: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame, index: StepIndex
-) -> Spans:
-    """The spans in which requests emitted tokens; requests without output tokens have none."""
-    decodes = steps["decode_rows"].to_numpy()[index.order] > 0
-    before = np.zeros(len(decodes) + 1, np.int64)  # decode steps before a place
-    np.cumsum(decodes, out=before[1:])
+        Args:
+            end_s: of each step, shape [steps].
+            decoding: whether it has decode rows, shape [steps].
+            request: of each event that `RANKS` gives a rank, shape [events]; not of requests
+                without output tokens.
+            place: of the event's step among all steps so far.
+            rank: as `RANKS` has it.
+        """
+        before = len(self._ends) + np.concatenate([[0], np.cumsum(decoding)])
+        self._ends.frombytes(end_s[decoding].tobytes())
+        self._change.frombytes(bytes(int(decoding.sum()) * self._change.itemsize))
+        here = place - self._steps
+        self._steps += len(end_s)
+        new = np.stack([request, place, rank, before[here], before[here + 1]])
+        marks = np.concatenate([self._marks, new], axis=1)
+        at = np.concatenate([self._at, end_s[here]])
+        order = np.lexsort((marks[2], marks[1], marks[0]))
+        marks, at = marks[:, order], at[order]
+        begins = np.append(True, marks[0, 1:] != marks[0, :-1])[: len(at)]  # a request's first
+        first = np.flatnonzero(begins)
+        ended = np.zeros(0, np.bool_)
+        if len(first):
+            finished = np.logical_or.reduceat(marks[2] == _FINISH, first)
+            ended = np.repeat(finished, np.diff(first, append=len(at)))
+        # Two steps deep one may be preempted while its last token is on its way; a preemption
+        # behind no token says nothing.
+        wait = ~ended & ~(begins & (marks[2] == _PREEMPT))
+        self._marks, self._at = marks[:, wait], at[wait]
+        self._count(marks[:, ended], at[ended])
 
-    kind = events["kind"].cat
-    rank = np.array([_ORDER.get(str(k), -1) for k in kind.categories], np.int64)[kind.codes]
-    silent = requests["request"].to_numpy()[requests["output_tokens"].to_numpy() == 0]
-    keep = rank >= 0
-    if len(silent):
-        keep &= ~np.isin(events["request"].to_numpy(), silent)
-    request = events["request"].to_numpy(np.int64)[keep]
-    place, stop, rank = index.event[keep], index.stop[keep], rank[keep]
-    order = np.lexsort((rank, place, request))
-    request, place, stop, rank = request[order], place[order], stop[order], rank[order]
+    def _count(self, marks: IntArray, at: NDArray[np.float64]) -> None:
+        """Count the gaps of finished requests, given all their marks in order."""
+        request, _, rank, before, after = marks
+        # From a `first` or `skip` a request decodes up to its next mark, which there always is:
+        # over it if that is its finish.
+        spans = np.flatnonzero(rank <= _SKIP)
+        lo = after[spans]  # first decode step, and behind the last one
+        hi = np.maximum(
+            np.where(rank[spans + 1] == _FINISH, after[spans + 1], before[spans + 1]), lo
+        )
+        some = hi > lo
+        lo, hi = lo[some], hi[some]
+        change = np.frombuffer(self._change, np.int32)
+        np.add.at(change, lo + 1, 1)  # decode steps lo + 1 to hi - 1 each follow the one before
+        np.subtract.at(change, hi, 1)
 
-    # A span reaches to the request's next event: over it if that is its finish, up to it
-    # otherwise, and to the replica's last step if there is no next one.
-    end = stop.copy()
-    if len(request):
-        follows = request[1:] == request[:-1]
-        reach = place[1:] + (rank[1:] == _ORDER["finish"])
-        end[:-1] = np.where(follows, reach, end[:-1])
-    decoding = rank <= _ORDER["skip"]
-    place, end = place[decoding], end[decoding]
-    lo = before[place + 1]
-    return Spans(
-        request=request[decoding],
-        first=rank[decoding] == _ORDER["first"],
-        at=place,
-        lo=lo,
-        hi=np.maximum(before[np.maximum(end, place + 1)], lo),
-        decode=np.flatnonzero(decodes),
-    )
+        # A request's own gaps: to a span's own token, and to the first decode step of a span.
+        ends = np.frombuffer(self._ends)
+        token = np.zeros((len(spans), 2))
+        token[:, 0] = at[spans]
+        latest = token.copy()  # the last token known after each of the two
+        token[some, 1], latest[some, 1] = ends[lo], ends[hi - 1]
+        emits = np.stack([rank[spans] == _FIRST, some], axis=1).ravel()
+        who = np.repeat(request[spans], 2)[emits]
+        gaps = token.ravel()[emits][1:] - latest.ravel()[emits][:-1]
+        self._own.append(gaps[who[1:] == who[:-1]])
+
+    @staticmethod
+    def distribution(parts: Sequence[TokenGaps]) -> Distribution:
+        """All gaps of all replicas, s."""
+        values = [np.diff(np.frombuffer(part._ends), prepend=0.0) for part in parts]
+        counts = [np.cumsum(np.frombuffer(p._change, np.int32), dtype=np.int64)[:-1] for p in parts]
+        own = [gaps for part in parts for gaps in part._own]
+        return Distribution.of(
+            np.concatenate([*values, *own]),
+            np.concatenate([*counts, *(np.ones(len(gaps), np.int64) for gaps in own)]),
+        )
 
 
 def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame) -> Distribution:
@@ -146,31 +187,17 @@ def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame
     if len(done) < len(requests):
         events = events[np.isin(events["request"].to_numpy(), done["request"].to_numpy())]
     index = StepIndex.of(done, steps, events)
-    s = spans(done, steps, events, index)
-    ends = steps["end_s"].to_numpy()[index.order]
-    decode_ends = ends[s.decode]
-
-    # Shared gaps: decode steps lo + 1 to hi - 1 of a span each follow the decode step before.
-    some = s.hi > s.lo
-    size = len(decode_ends) + 1
-    begin, end = (
-        np.bincount(s.lo[some] + 1, minlength=size),
-        np.bincount(s.hi[some], minlength=size),
+    silent = done["request"].to_numpy()[done["output_tokens"].to_numpy() == 0]
+    kind = events["kind"].cat
+    rank = np.array([_ORDER.get(str(k), -1) for k in kind.categories], np.int64)[kind.codes]
+    request = events["request"].to_numpy(np.int64)
+    keep = (rank >= 0) & ~np.isin(request, silent)
+    gaps = TokenGaps()  # one for all replicas: no request goes from one to the next
+    gaps.add(
+        steps["end_s"].to_numpy()[index.order],
+        steps["decode_rows"].to_numpy()[index.order] > 0,
+        request[keep],
+        index.event[keep],
+        rank[keep],
     )
-    rows = np.cumsum(begin - end)[:-1]
-    shared = np.diff(decode_ends, prepend=0.0)
-
-    # A request's own gaps: to a span's own token, and to the first decode step of a span.
-    own = np.full((len(s.request), 2), -1, np.int64)  # places of those tokens, -1 for none
-    own[s.first, 0] = s.at[s.first]
-    last = own.copy()  # the last token known after each of the two
-    own[some, 1] = s.decode[s.lo[some]]
-    last[some, 1] = s.decode[s.hi[some] - 1]
-    emits = own.ravel() >= 0
-    token, latest = own.ravel()[emits], last.ravel()[emits]
-    who = np.repeat(s.request, 2)[emits]
-    same = who[1:] == who[:-1]
-    gaps = (ends[token[1:]] - ends[latest[:-1]])[same]
-    return Distribution.of(
-        np.concatenate([shared, gaps]), np.concatenate([rows, np.ones(len(gaps), np.int64)])
-    )
+    return TokenGaps.distribution([gaps])

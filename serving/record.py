@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from serving.distribution import Distribution
 from serving.folder import FolderError, RecordExists, ensure_free, new_folder
-from serving.metrics import latencies, summarize
+from serving.metrics import Folded, latencies, summarize
 from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
 
 __all__ = ["Record", "RecordError", "RecordExists", "ensure_free", "make_table", "new_folder"]
@@ -68,17 +68,20 @@ class Record:
         return summarize(
             self.config,
             self.requests,
-            self.steps,
-            self.events,
+            self.folded,
             slo=self.config.get("slo"),
             goodput=self.config.get("goodput"),
-            taken=self.latencies,
         )
+
+    @cached_property
+    def folded(self) -> Folded:
+        """What its figures need of its steps and events."""
+        return Folded.of(self.requests, self.steps, self.events)
 
     @cached_property
     def latencies(self) -> dict[str, Distribution]:
         """The distributions of `serving.metrics.LATENCIES` over finished requests, in s."""
-        return latencies(self.requests, self.steps, self.events)
+        return latencies(self.requests, self.folded)
 
     def save(self, folder: Path | str, force: bool = False) -> Path:
         """Write the record as a folder that appears whole or not at all.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.distribution import Distribution
 from serving.gaps import token_gaps
-from serving.metrics import efficiency, summarize
+from serving.metrics import Folded, summarize
 from tests.report.toy import Toy, toy
 
 DESIGN_KEYS = (
@@ -162,7 +162,7 @@ def test_summary_has_the_names_on_disk_and_is_json() -> None:
 
 def test_padding_and_attention_by_phase() -> None:
     run = toy(3, padded=True)
-    use, steps = efficiency(run.record.steps), run.record.steps
+    use, steps = run.record.folded.steps.efficiency, run.record.steps
     for phase in ("prefill", "decode"):
         slots, tokens = steps[f"{phase}_slots"].sum(), steps[f"{phase}_tokens"].sum()
         assert use[phase].padding_ratio == pytest.approx(1 - tokens / slots)
@@ -177,17 +177,17 @@ def test_padding_and_attention_by_phase() -> None:
 
 def test_what_is_undefined_is_none() -> None:
     r = toy(5).record
-    nothing = summarize({}, r.requests[:0], r.steps[:0], r.events[:0])
+    nothing = summarize({}, r.requests[:0], Folded.of(r.requests[:0], r.steps[:0], r.events[:0]))
     assert nothing["completed"] == nothing["steps"] == 0
     for key in DESIGN_KEYS[5:]:
         assert nothing[key] in (None, 0)
     for key in ("duration", "mean_itl_ms", "padding_ratio", "budget_use", "mfu", "mean_running"):
         assert nothing[key] is None
-    without = summarize({}, r.requests, r.steps, r.events)
+    without = summarize({}, r.requests, r.folded)
     for key in ("policy", "budget_use", "kv_mean_fraction", "kv_peak_fraction", "mfu", "mbu"):
         assert without[key] is None
     steps = r.steps.assign(flops=np.nan)
-    assert summarize(r.config, r.requests, steps, r.events)["mfu"] is None
+    assert summarize(r.config, r.requests, Folded.of(r.requests, steps, r.events))["mfu"] is None
 
 
 def test_prefix_hit_rate_counts_first_admissions() -> None:
@@ -201,7 +201,7 @@ def test_prefix_hit_rate_counts_first_admissions() -> None:
     config = r.config | {"enable_prefix_caching": True}
     prompts = sum(x.prompt for x in run.lives if x.admitted or x.status == "finished")
     served = len(set(events.loc[admits, "request"]))
-    rate = summarize(config, r.requests, r.steps, events)["prefix_hit_rate"]
+    rate = summarize(config, r.requests, Folded.of(r.requests, r.steps, events))["prefix_hit_rate"]
     assert rate == pytest.approx(2 * served / prompts)
 
 
@@ -216,11 +216,11 @@ def test_goodput_counts_requests_that_meet_every_limit() -> None:
             gaps = len(x.tokens) - 1
             tpot = (x.tokens[-1] - x.tokens[0]) / gaps if gaps > 0 else 0  # undefined: met
             good += ttft <= 1.0 and tpot <= 0.3
-    s = summarize(r.config, r.requests, r.steps, r.events, goodput=limits)
+    s = summarize(r.config, r.requests, r.folded, goodput=limits)
     assert 0 < good < s["completed"]
     assert s["request_goodput"] == pytest.approx(good / s["duration"])
     with pytest.raises(ValueError, match=r"'itl' is not one of ttft, tpot, e2el"):
-        summarize(r.config, r.requests, r.steps, r.events, goodput={"itl": 1.0})
+        summarize(r.config, r.requests, r.folded, goodput={"itl": 1.0})
 
 
 def test_events_that_fit_no_table_are_an_error() -> None:

@@ -75,14 +75,14 @@ def counted(record: Record, **limits_ms: float) -> int:
 def test_a_limit_of_the_run_is_one_on_each_request() -> None:
     r = toy(7).record
     slo = {"ttft_p50_ms": 400.0, "ttft_p90_ms": 1000.0, "tpot_mean_ms": 300.0, "itl_p50_ms": 1e-3}
-    s = summarize(r.config, r.requests, r.steps, r.events, slo=slo)
+    s = summarize(r.config, r.requests, r.folded, slo=slo)
     good = counted(r, ttft_s=1000.0, tpot_s=300.0)
     assert 0 < good < s["completed"]
     assert s["request_goodput"] == pytest.approx(good / s["duration"])
     assert s["slo_attainment"] == good / len(r.requests)
     assert not s["slo_met"]
     assert not s["slo"]["itl_p50_ms"]["met"]
-    both = summarize(r.config, r.requests, r.steps, r.events, slo=slo, goodput={"ttft": 500.0})
+    both = summarize(r.config, r.requests, r.folded, slo=slo, goodput={"ttft": 500.0})
     assert both["slo_attainment"] == counted(r, ttft_s=500.0, tpot_s=300.0) / len(r.requests)
 
 
