@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.cluster import prepare_run
 from lengthwise.planning.parallel import Task, local
 from lengthwise.planning.probe import Outcome, probe, search
-from lengthwise.planning.screen import Screened, Told
+from lengthwise.planning.screen import NEAR, Screened, Told, together
 from lengthwise.planning.search import Found
 from lengthwise.planning.settings import Candidate
 from lengthwise.planning.why import Why, first_to_fail, why
@@ -151,11 +151,8 @@ def make_plan(asked: Asked, folder: Path, tell: Told = lambda what: None) -> Pla
     for candidate in asked.candidates:
         machines.setdefault(candidate.machine, []).append(candidate)
     part = busiest(asked.trace, asked.screen)
-    screens = [
-        Screened(part, every, asked.tolerance, asked.jobs, tell) for every in machines.values()
-    ]
-    for screened in screens:
-        screened.run()
+    screens = [Screened(part, every, asked.tolerance, tell) for every in machines.values()]
+    together(screens, asked.jobs)
     winners = _winners(screens)
     _refuse(asked, screens, winners)
     tell("the best of each machine on the whole trace")
@@ -221,24 +218,20 @@ def _answers(
 ) -> list[Answer]:
     """Of each machine's best: the highest rate and the fewest replicas, on the whole trace."""
     tasks: list[Task] = [
-        (search, (c.config, asked.trace, scale, asked.tolerance, 1.2)) for c, scale in winners
+        (serve, (asked, c, scale, NEAR, None, str(folder / _plain(c.label))))
+        for c, scale in winners
     ]
-    found = local(tasks, asked.jobs)
-    able = [
-        (candidate, rates)
-        for (candidate, _), rates in zip(winners, found, strict=True)
-        if rates.low is not None
+    served = local(tasks, asked.jobs)
+    answers = [
+        Answer(candidate, found, count, clusters)
+        for (candidate, _), (found, count, clusters) in zip(winners, served, strict=True)
+        if found.low is not None
     ]
-    if not able:
+    if not answers:
         raise PlanError(
             f"what keeps the SLO on the busiest {asked.screen:,} requests does not on the whole "
             "trace, at any rate; raise --screen-requests"
         )
-    counted = local(
-        [(fewest, (asked, c, f.low[0], None, str(folder / _plain(c.label)))) for c, f in able],
-        asked.jobs,
-    )
-    answers = [Answer(c, f, *n) for (c, f), n in zip(able, counted, strict=True)]
     return sorted(answers, key=lambda answer: _badness(asked, answer))
 
 
@@ -252,6 +245,25 @@ def _badness(asked: Asked, answer: Answer) -> float:
 
 def _plain(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
+
+
+def serve(
+    asked: Asked, candidate: Candidate, start: float, factor: float, end: str | None, folder: str
+) -> tuple[Found[Outcome], int | None, dict[int, Outcome]]:
+    """The highest rate of one replica on the whole trace, and the fewest replicas for it.
+
+    Args:
+        asked: the trace, its rate and the router.
+        candidate: the settings.
+        start: of its own rate, where the search begins.
+        factor: between the first two rates.
+        end: of the cost model's range.
+        folder: where the runs of the replicas are saved.
+    """
+    found = search(candidate.config, asked.trace, start, asked.tolerance, factor, end)
+    if found.low is None:
+        return found, None, {}
+    return found, *fewest(asked, candidate, found.low[0], end, folder)
 
 
 def fewest(
@@ -297,27 +309,13 @@ def _range(asked: Asked, best: Answer, folder: Path) -> Range | None:
     found = range_of(ready.cost)
     if found is None:
         return None
-    ends = ("slower", "faster")
-    rates = local(
-        [
-            (search, (best.candidate.config, asked.trace, best.scale, asked.tolerance, 1.05, end))
-            for end in ends
-        ],
-        asked.jobs,
-    )
-    able = [end for end, rate in zip(ends, rates, strict=True) if rate.low is not None]
-    counts = local(
-        [
-            (fewest, (asked, best.candidate, rate.low[0], end, str(folder / f"range-{end}")))
-            for end, rate in zip(ends, rates, strict=True)
-            if rate.low is not None
-        ],
-        asked.jobs,
-    )
-    replicas = dict(zip(able, (count for count, _ in counts), strict=True))
+    tasks: list[Task] = [
+        (serve, (asked, best.candidate, best.scale, 1.1, end, str(folder / f"range-{end}")))
+        for end in ("slower", "faster")
+    ]
     told = [
-        (None if rate.low is None else rate.low[1].rate, replicas.get(end))
-        for end, rate in zip(ends, rates, strict=True)
+        (None if rates.low is None else rates.low[1].rate, count)
+        for rates, count, _ in local(tasks, asked.jobs)
     ]
     return Range(found.said, told[0], told[1])
 

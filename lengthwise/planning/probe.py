@@ -141,6 +141,7 @@ def search(
     tolerance: float,
     factor: float = 2.0,
     end: str | None = None,
+    known: Outcome | None = None,
 ) -> Found[Outcome]:
     """The highest rate that `config` sustains (see `search.highest`)."""
-    return highest(lambda scale: probe(config, trace, scale, end), start, tolerance, factor)
+    return highest(lambda scale: probe(config, trace, scale, end), start, tolerance, factor, known)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lengthwise.planning.parallel import Task, local
 from lengthwise.planning.probe import Outcome, probe, search
@@ -12,10 +13,19 @@ from lengthwise.planning.settings import Candidate, neighbours
 from traces import Trace
 
 ALONG = 4
-"""Settings along the front of the first screen that are bisected too, besides the best."""
+"""Settings that no other beats in every limit that are bisected too, besides the best."""
+
+AT_A_TIME = 2
+"""Settings better than the best so far that are bisected before the others are run again."""
+
+NEAR = 1.2
+"""Factor between the first two rates of a bisection that starts near its end."""
 
 Told = Callable[[str], None]
 """Told what is going on."""
+
+Rounds = Generator[Sequence[Task], Sequence[Any], None]
+"""Yields tasks that may run at once, and takes their results."""
 
 
 @dataclass(eq=False)
@@ -25,7 +35,6 @@ class Screened:
     trace: Trace
     every: Sequence[Candidate]
     tolerance: float
-    jobs: int
     tell: Told
     refused: dict[int, str] = field(default_factory=dict)
     """Why settings cannot run, by number."""
@@ -34,65 +43,75 @@ class Screened:
     found: dict[int, Found[Outcome]] = field(default_factory=dict)
     """Settings whose highest rate was bisected, by number."""
 
-    def run(self) -> None:
-        """Screen, then bisect the best, those along the front, and the best one's neighbours."""
-        reference = self._reference()
-        if reference is None:
+    def rounds(self) -> Rounds:
+        """Climb from the middle setting, one step at a time; then see whether any other is better.
+
+        At last the neighbours of the best are bisected, and settings along the front.
+        """
+        best = yield from self._reference()
+        if best is None:
             return
-        left = [c for c in self.every if c.number not in self.refused and c is not reference]
-        best, first = reference, True
-        while left:
+        left = {c.number: c for c in self.every if c is not best and c.number not in self.refused}
+        while left and self.found[best.number].high is not None:
             scale = self.scale(best) * (1 + self.tolerance)
-            self.tell(f"{len(left):,} settings at {scale:.3g} × the trace's rate")
-            passed = self._at(left, scale)
-            if first:
-                front = self._front(passed)
-                first = False
-            if not passed:
-                break
-            best = min(passed, key=lambda c: self.tried[c.number][1].tightest[1])
-            self.tell(f"bisecting {best.label}")
-            self._bisect([best], scale)
-            if self.found[best.number].high is None:
-                break
-            left = [c for c in passed if c is not best]
-        near = neighbours(best, [c for c in self.every if c.number not in self.refused])
-        more = {c.number: c for c in (*near, *(front if not first else []))}
-        self.tell(f"bisecting {len(more)} neighbours and others along the front")
-        self._bisect([c for n, c in more.items() if n not in self.found], self.scale(best))
+            near = [c for c in neighbours(best, self.every) if c.number in left]
+            asked = near or list(left.values())
+            self.tell(f"{len(asked):,} of {len(left):,} settings at {scale:.3g} × the trace's rate")
+            passed = yield from self._at(asked, scale)
+            ahead = sorted(passed, key=self._margin)[:AT_A_TIME]
+            yield from self._bisect(ahead)
+            best = max(best, *ahead, key=self.scale) if ahead else best
+            out = {c.number for c in asked} - {c.number for c in passed}
+            left = {n: c for n, c in left.items() if n not in out and n not in self.found}
+        more = {c.number: c for c in (*neighbours(best, self.every), *self._front())}
+        known = {*self.found, *self.refused}
+        yield from self._bisect([c for n, c in more.items() if n not in known])
 
     def scale(self, candidate: Candidate) -> float:
         """The highest scale that a bisected candidate sustains; the least there is if none."""
         low = self.found[candidate.number].low
         return LONELY if low is None else low[0]
 
-    def _reference(self) -> Candidate | None:
+    def _margin(self, candidate: Candidate) -> float:
+        """How near it came to a limit when it was run."""
+        return self.tried[candidate.number][1].tightest[1]
+
+    def _reference(self) -> Generator[Sequence[Task], Sequence[Any], Candidate | None]:
         """The middle setting of those that can run, bisected."""
         order = sorted(
             self.every, key=lambda c: abs(c.number - self.every[0].number - len(self.every) // 2)
         )
         for candidate in order:
-            self.tell(f"bisecting {candidate.label}")
-            self._bisect([candidate], 1.0)
+            yield from self._bisect([candidate])
             if candidate.number in self.found:
                 return candidate
         return None
 
-    def _bisect(self, chosen: Sequence[Candidate], start: float) -> None:
-        tasks: list[Task] = [
-            (or_why, (search, c.config, self.trace, start, self.tolerance)) for c in chosen
-        ]
-        for candidate, found in zip(chosen, local(tasks, self.jobs), strict=True):
+    def _bisect(self, chosen: Sequence[Candidate]) -> Rounds:
+        """Bisect some, each from where it was run before."""
+        if not chosen:
+            return
+        self.tell(f"bisecting {', '.join(c.label for c in chosen)}")
+        tasks: list[Task] = []
+        for candidate in chosen:
+            start, known = self.tried.get(candidate.number, (1.0, None))
+            factor = 2.0 if known is None else NEAR
+            asked = (candidate.config, self.trace, start, self.tolerance, factor, None, known)
+            tasks.append((or_why, (search, *asked)))
+        for candidate, found in zip(chosen, (yield tasks), strict=True):
+            self.tried.pop(candidate.number, None)
             if isinstance(found, str):
                 self.refused[candidate.number] = found
             else:
                 self.found[candidate.number] = found
 
-    def _at(self, chosen: Sequence[Candidate], scale: float) -> list[Candidate]:
+    def _at(
+        self, chosen: Sequence[Candidate], scale: float
+    ) -> Generator[Sequence[Task], Sequence[Any], list[Candidate]]:
         """Run all at one scale; those that sustain it."""
         tasks: list[Task] = [(or_why, (probe, c.config, self.trace, scale)) for c in chosen]
         passed = []
-        for candidate, outcome in zip(chosen, local(tasks, self.jobs), strict=True):
+        for candidate, outcome in zip(chosen, (yield tasks), strict=True):
             if isinstance(outcome, str):
                 self.refused[candidate.number] = outcome
                 continue
@@ -101,15 +120,29 @@ class Screened:
                 passed.append(candidate)
         return passed
 
-    def _front(self, passed: Sequence[Candidate]) -> list[Candidate]:
-        """Of those that sustain one rate, settings that no other beats in every limit."""
-        margins = {c.number: tuple(self.tried[c.number][1].margins.values()) for c in passed}
+    def _front(self) -> list[Candidate]:
+        """Settings run once that no other beats in every limit, the nearest to the limits first."""
+        runs = [c for c in self.every if c.number in self.tried]
+        margins = {c.number: tuple(self.tried[c.number][1].margins.values()) for c in runs}
         front: dict[tuple[float, ...], Candidate] = {}
-        for candidate in sorted(passed, key=lambda c: max(margins[c.number])):
+        for candidate in sorted(runs, key=self._margin):
             own = margins[candidate.number]
             if not any(all(a <= b for a, b in zip(m, own, strict=True)) for m in front):
                 front[own] = candidate
         return list(front.values())[:ALONG]
+
+
+def together(screens: Sequence[Screened], jobs: int) -> None:
+    """Run the screens of several machines side by side, a round of each at a time."""
+    waiting = [(rounds, next(rounds, None)) for rounds in (s.rounds() for s in screens)]
+    while going := [(rounds, tasks) for rounds, tasks in waiting if tasks is not None]:
+        results = iter(local([task for _, tasks in going for task in tasks], jobs))
+        waiting = []
+        for rounds, tasks in going:
+            try:
+                waiting.append((rounds, rounds.send([next(results) for _ in tasks])))
+            except StopIteration:
+                continue
 
 
 def or_why(task: Callable[..., object], *args: object) -> object:

@@ -9,6 +9,9 @@ from typing import Generic, Protocol, TypeVar
 FASTEST = 2.0**16
 """Times the trace's own rate, above which no more is asked."""
 
+FURTHEST = 4.0
+"""The largest factor between two rates."""
+
 LONELY = 1e-5
 """Times the trace's own rate: no request meets another."""
 
@@ -41,7 +44,11 @@ class Found(Generic[V]):
 
 
 def highest(
-    probe: Callable[[float], V], start: float, tolerance: float, factor: float = 2.0
+    probe: Callable[[float], V],
+    start: float,
+    tolerance: float,
+    factor: float = 2.0,
+    known: V | None = None,
 ) -> Found[V]:
     """Bisect on the scale, in its logarithm; the same requests come at every rate.
 
@@ -50,14 +57,15 @@ def highest(
         start: where to begin.
         tolerance: `high` is at most (1 + tolerance) × `low`.
         factor: between the first probes, until one is sustained and one is not.
+        known: what the probe says at `start`, if it was asked before.
     """
     runs: list[tuple[float, V]] = []
 
     def ask(scale: float) -> V:
-        runs.append((scale, probe(scale)))
+        runs.append((scale, probe(scale) if runs or known is None else known))
         return runs[-1][1]
 
-    low = high = None
+    low = high = alone = None
     scale = start
     while low is None or high is None:
         verdict = ask(scale)
@@ -67,15 +75,15 @@ def highest(
                 break
             scale *= factor
         else:
-            if high is None:
+            if factor >= FURTHEST and alone is None:  # far too much: is it ever sustained?
                 alone = ask(LONELY)
                 if not alone.sustained:
                     return Found(None, (scale, verdict), tuple(runs))
             high = scale, verdict
             scale /= factor
-            if scale <= LONELY:
+            if scale <= LONELY and alone is not None:
                 low = LONELY, alone
-        factor = min(factor * factor, 4.0)
+        factor = min(factor * factor, FURTHEST)
     while low is not None and high is not None and high[0] > low[0] * (1 + tolerance):
         middle = (low[0] * high[0]) ** 0.5
         verdict = ask(middle)

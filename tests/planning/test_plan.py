@@ -53,10 +53,25 @@ def test_bisection_encloses_the_limit(limit: float, start: float, tolerance: flo
     assert len(found.runs) < 60
 
 
+@given(st.floats(1e-4, 1e4), st.floats(1e-3, 1e3))
+def test_what_is_known_is_not_run_again(limit: float, start: float) -> None:
+    asked: list[float] = []
+
+    def probe(scale: float) -> Below:
+        asked.append(scale)
+        return Below(scale <= limit)
+
+    fresh = highest(probe, start, 0.02)
+    before = list(asked)
+    asked.clear()
+    assert highest(probe, start, 0.02, known=Below(start <= limit)) == fresh
+    assert asked == before[1:]
+
+
 def test_limits_that_nothing_and_everything_keeps() -> None:
     never = highest(lambda scale: Below(False), 1.0, 0.1)
     assert never.low is None
-    assert [scale for scale, _ in never.runs] == [1.0, LONELY]
+    assert [scale for scale, _ in never.runs] == [1.0, 0.5, LONELY]
     always = highest(lambda scale: Below(True), 1.0, 0.1)
     assert always.high is None
     hardly = highest(lambda scale: Below(scale < 2 * LONELY), 1.0, 0.5)
