@@ -56,7 +56,8 @@ class Cell:
         """What the step costs by."""
         rows, nobody = len(self.contexts), Request(0, 0.0, 1, 1)
         works = [Work(nobody, c, n, True) for c, n in self.chunks]
-        f = packed_features(works, rows, sum(self.contexts) + rows)
+        longest = max(self.contexts) + 1 if rows else 0
+        f = packed_features(works, rows, sum(self.contexts) + rows, longest)
         return padded_features(f, len(works), self.width) if self.width and works else f
 
 

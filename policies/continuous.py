@@ -153,10 +153,10 @@ class Continuous:
         """The same decodes once more, and nothing else."""
         group = self.group
         live = group.live
-        pairs = group.context + live
+        pairs, longest = group.context + live, group.tick + group.longest + 1
         ending = group.advance()
         self._alike = not ending
-        features = (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0)
+        features = (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0, longest)
         return self._planned((), NEW(Features, features), ending, ())
 
     def _step(self, room: Admission, skipped: Sequence[Request]) -> Step:
@@ -164,6 +164,7 @@ class Continuous:
         group, works = self.group, room.works
         live = group.live
         pairs = group.context + live
+        longest = group.longest_keys()
         ending = group.advance()
         joined: list[Request] = []
         sampled = 0
@@ -181,7 +182,8 @@ class Continuous:
             self.log((self.number, request.index, SKIP, 0, -1))
         self._alike = bool(live) and not (works or ending or skipped or self._preempted)
         tokens = self.limits.max_num_batched_tokens - room.budget - live
-        features = mixed_features(tokens, room.pairs, len(works), sampled, room.read, live, pairs)
+        chunks = (tokens, room.pairs, len(works), sampled, room.read)
+        features = mixed_features(*chunks, live, pairs, longest)
         return self._planned(tuple(works), features, ending, joined)
 
     def _planned(

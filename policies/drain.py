@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from policies.grouping import Fcfs, Grouping
@@ -124,6 +125,7 @@ class Batch:
         self.context = sum(r.prompt for r in self.rows)  # of the live rows, with their outputs
         places = sorted(enumerate(self.rows), key=lambda place: -place[1].output)
         self._by_output = places  # (row, request), who ends next is last
+        self._longest = list(accumulate((r.prompt for _, r in places), max))  # of the first n
 
     @property
     def over(self) -> bool:
@@ -133,6 +135,10 @@ class Batch:
     def until_end(self) -> int:
         """Steps from now on until somebody ends, that step included."""
         return self._by_output[-1][1].output - self.generated
+
+    def longest(self) -> int:
+        """Tokens of the longest live row, with its outputs."""
+        return self._longest[self.live - 1] + self.generated
 
     def emit(self, steps: int = 1) -> Sequence[Request]:
         """Every live row emits `steps` tokens; returns those that have all of theirs now."""
@@ -247,7 +253,7 @@ class Drain:
 
     def _prefill(self, batch: Batch) -> Step:
         works = tuple(Work(r, 0, r.prompt, r.output > 0) for r in batch.rows)
-        features = packed_features(works, 0, 0)
+        features = packed_features(works, 0, 0, 0)
         if batch.width:
             features = padded_features(features, len(works), batch.width)
         number = self._next
@@ -262,8 +268,11 @@ class Drain:
 
     def _decode(self, batch: Batch) -> Step:
         live, generated = batch.live, batch.generated
-        rows = len(batch.rows) if batch.width else live
-        computed = rows * (batch.width + generated) if batch.width else batch.context
+        if batch.width:
+            rows, longest = len(batch.rows), batch.width + generated
+            computed = rows * longest
+        else:
+            rows, longest, computed = live, batch.longest(), batch.context
         features = Features(
             decode_tokens=live,
             decode_slots=rows,
@@ -271,6 +280,7 @@ class Drain:
             decode_computed_pairs=computed,
             decode_rows=rows,
             sampled_rows=rows,
+            decode_longest=longest,
         )
         return self._step(batch, (), BatchDecodes(batch, generated), features)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 
 from serving.request import Request
+
+FAR = 1 << 62
+"""A tick that is never reached."""
 
 
 class DecodeGroup:
@@ -15,6 +20,9 @@ class DecodeGroup:
     all of them is advancing the tick. Members are sorted by the tick modulo the block size at which
     they next open a KV block, and entered in a calendar under the tick that samples their last
     token: they leave the group by themselves then.
+
+    Who is longest stays so until it leaves. The front has those who are or may come to be: the
+    later they end, the shorter they are; everybody else is no longer than one who ends no earlier.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -25,6 +33,10 @@ class DecodeGroup:
         self._opening = [0] * block_size  # members that open a block at tick ≡ i
         self._ends: dict[int, dict[Request, None]] = {}
         self._end_ticks: list[int] = []  # heap; may hold ticks whose members have left
+        self.longest = -FAR  # offset of the longest member, see `longest_keys`
+        self._front_ends: list[int] = [FAR]  # ticks that sample the last tokens of the front
+        self._front: list[int] = [-FAR]  # its offsets, falling; the last stands for nobody
+        self._torn = False  # somebody of the front has left early
         self._members: dict[Request, None] = {}
         self._ended: Sequence[Request] = ()  # left with the last step
 
@@ -69,13 +81,18 @@ class DecodeGroup:
         self.live += 1
         self.context += computed
         self._opening[-offset % self._size] += 1
+        place = bisect_left(self._front_ends, end)
+        if self._front[place] < offset:
+            self._lead(place, end, offset)
 
     def leave(self, request: Request) -> None:
         """Before its time: preempted, or passed over in this step. Its state becomes its own."""
-        ending = self._ends[request.end_tick]
+        end = request.end_tick
+        ending = self._ends[end]
         del ending[request]
         if not ending:
-            del self._ends[request.end_tick]
+            del self._ends[end]
+        self._torn |= self._front[bisect_left(self._front_ends, end)] == request.offset
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
@@ -99,10 +116,36 @@ class DecodeGroup:
         if ending is None:
             self._ended = ()
             return ()
+        if self._front_ends[0] < tick:
+            del self._front_ends[0], self._front[0]
+            self.longest = self._front[0]
         for request in ending:
             self._forget(request)
         self._ended = ended = list(ending)
         return ended
+
+    def _lead(self, place: int, end: int, offset: int) -> None:
+        """Enter the front before `place`, the first that ends no earlier; O(front)."""
+        first, behind = place, place + (self._front_ends[place] == end)
+        while first and self._front[first - 1] <= offset:
+            first -= 1
+        self._front_ends[first:behind] = [end]
+        self._front[first:behind] = [offset]
+        self.longest = self._front[0]
+
+    def longest_keys(self) -> int:
+        """Keys that the longest member reads in the next step; 0 without members.
+
+        While nobody leaves early it is tick + `longest` + 1; after that, O(n log n) once.
+        """
+        if self._torn:
+            self._torn = False
+            self._front_ends, self._front = [FAR], [-FAR]
+            for request in sorted(self._members, key=attrgetter("end_tick"), reverse=True):
+                if self._front[0] < request.offset:
+                    self._lead(0, request.end_tick, request.offset)
+            self.longest = self._front[0]
+        return self.tick + self.longest + 1 if self.live else 0
 
     def until_end(self) -> int:
         """Steps from now on until somebody samples a last token, that step included; 0: nobody."""

@@ -202,7 +202,10 @@ def _read_table(columns: Mapping[str, str], path: Path) -> pd.DataFrame:
         raise RecordError(f"{path}: not a readable Parquet file ({error})") from error
     missing = [name for name in columns if name not in arrow.column_names]
     if missing:
-        raise RecordError(f"{path}: lacks the column {', '.join(missing)}")
+        raise RecordError(
+            f"{path}: lacks the column {', '.join(missing)}; if another version of lengthwise made "
+            "it, make it again with this one"
+        )
     try:
         values = {name: _values(arrow.column(name), name, dtype) for name, dtype in columns.items()}
         return make_table(values, columns)

@@ -148,6 +148,7 @@ def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) 
     table["step"] += ahead
     table["decode_useful_pairs"] += ahead * table["decode_tokens"]
     table["decode_computed_pairs"] += ahead * table["decode_rows"]
+    table["decode_longest"] += ahead
     later = ahead > 0
     table["start_s"][later] = end[np.flatnonzero(later) - 1]
     table["kv_blocks_used"][later] = blocks[: later.sum()]

@@ -75,21 +75,33 @@ class Features(NamedTuple):
     sampled_rows: int = 0
     prefill_kv: int = 0
     """KV positions that prefill attention reads: Σ (context + chunk), padded rows: Σ width."""
+    decode_longest: int = 0
+    """Keys that the longest decode row reads: its computed context + 1."""
 
 
-def packed_features(works: Sequence[Work], live: int, decode_pairs: int) -> Features:
-    """Sums of a packed step: `works`, and `live` decodes over `decode_pairs` query-key pairs."""
+def packed_features(works: Sequence[Work], live: int, decode_pairs: int, longest: int) -> Features:
+    """Sums of a packed step: `works`, and `live` decodes over `decode_pairs` query-key pairs.
+
+    `longest` is the most pairs of one of the decodes.
+    """
     tokens = pairs = read = sampled = 0
     for _, start, n, samples in works:
         tokens += n
         pairs += n * start + n * (n + 1) // 2
         read += start + n
         sampled += samples
-    return mixed_features(tokens, pairs, len(works), sampled, read, live, decode_pairs)
+    return mixed_features(tokens, pairs, len(works), sampled, read, live, decode_pairs, longest)
 
 
 def mixed_features(
-    tokens: int, pairs: int, rows: int, sampled: int, read: int, live: int, decode_pairs: int
+    tokens: int,
+    pairs: int,
+    rows: int,
+    sampled: int,
+    read: int,
+    live: int,
+    decode_pairs: int,
+    longest: int,
 ) -> Features:
     """Features of a packed step, where useful is all that is computed.
 
@@ -101,10 +113,11 @@ def mixed_features(
         read: KV positions that the chunks' attention reads.
         live: decodes.
         decode_pairs: query-key pairs of the decodes.
+        longest: the most of them that one decode has.
     """
     decodes = (decode_pairs, decode_pairs)
     chunks = (tokens, live, tokens, live, pairs, pairs)
-    return NEW(Features, (*chunks, *decodes, rows, live, sampled + live, read))
+    return NEW(Features, (*chunks, *decodes, rows, live, sampled + live, read, longest))
 
 
 class Step(NamedTuple):

@@ -37,6 +37,7 @@ STEPS: dict[str, str] = {
     "decode_rows": "int64",
     "sampled_rows": "int64",
     "prefill_kv": "int64",
+    "decode_longest": "int64",  # keys that the longest decode row read
     "flops": "float64",  # useful arithmetic of the model; NaN without a model
     "bytes": "float64",  # weights and KV moved; NaN without a model
     "waiting": "int64",  # after the plan

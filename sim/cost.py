@@ -22,5 +22,5 @@ class CostModel(Protocol):
 
         The first is `f`; in each later one every live row has one token of context more:
         `decode_useful_pairs` grows by `decode_tokens` a step, `decode_computed_pairs` by
-        `decode_rows`.
+        `decode_rows`, `decode_longest` by one.
         """

@@ -126,7 +126,7 @@ class Roofline:
 
     def seconds(self, f: Features) -> float:
         """Seconds of one step; an empty step takes none."""
-        _, _, prompt, decodes, _, _, _, pairs, _, rows, sampled, _ = f
+        _, _, prompt, decodes, _, _, _, pairs, _, rows, sampled, _, _ = f
         total = self._dense(prompt + decodes, sampled)
         if prompt:
             total += self._prefill(f)
@@ -164,7 +164,7 @@ class Roofline:
 
     def _prefill(self, f: Features) -> float:
         """Attention of the prompts' chunks."""
-        _, _, slots, _, _, pairs, _, _, rows, _, _, read = f
+        _, _, slots, _, _, pairs, _, _, rows, _, _, read, _ = f
         compute = pairs * self._prefill_pair + slots * self._prefill_slot + rows * self._prefill_row
         moved = read * self._prefill_kv + slots * self._prefill_qo
         depth = read / rows * self._prefill_depth

@@ -140,6 +140,7 @@ def _from_shapes(
         "decode_rows": rows,
         "sampled_rows": rows + prompt,
         "prefill_kv": (context + chunk) * prompt,
+        "decode_longest": np.where(rows > 0, keys, 0),
     }
     return columns, _numbers(table, "iter_ms", path, over_zero=True) * 1e-3
 
@@ -157,6 +158,7 @@ def _from_steps(
             raise RowsError(
                 f"{path}: no column {name}; a table of steps has either "
                 f"{', '.join(KERNEL_COLUMNS)} or the names of the step table with seconds; "
+                "if an older version of lengthwise made it, profile or run again; "
                 f"found {', '.join(map(str, table.columns))}"
             )
     busy = _numbers(table, "prefill_slots", path) + _numbers(table, "decode_slots", path) > 0

@@ -278,6 +278,7 @@ class Drain(Planner):
                 decode_rows=rows,
                 sampled_rows=rows,
                 decode_computed_pairs=sum(width + self.generated for _ in self.batch),
+                decode_longest=width + self.generated,
             )
 
     def complete(self, step: Step) -> list[Req]:
@@ -467,6 +468,7 @@ def packed_features(step: Step) -> Features:
         decode_rows=len(decodes),
         sampled_rows=sum(samples for *_, samples in chunks) + len(decodes),
         prefill_kv=sum(start + n for _, start, n, _ in chunks),
+        decode_longest=max((pairs(context, 1) for _, context in decodes), default=0),
     )
 
 

@@ -81,6 +81,7 @@ class EveryFeature:
         grown = f._replace(
             decode_useful_pairs=f.decode_useful_pairs + ahead * f.decode_tokens,
             decode_computed_pairs=f.decode_computed_pairs + ahead * f.decode_rows,
+            decode_longest=f.decode_longest + ahead,
         )
         total = np.full(k, 0.001)
         for weight, value in zip(self.WEIGHTS, grown, strict=True):

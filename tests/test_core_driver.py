@@ -110,6 +110,7 @@ def longer(f: Features) -> Features:
     return f._replace(
         decode_useful_pairs=f.decode_useful_pairs + f.decode_tokens,
         decode_computed_pairs=f.decode_computed_pairs + f.decode_rows,
+        decode_longest=f.decode_longest + 1,
     )
 
 

@@ -66,8 +66,11 @@ class Watched(Core):
             assert width >= max(r.prompt for r in step.layout.rows)
             assert f.prefill_slots == (rows * width if step.prefill else 0)
             assert f.decode_slots == (0 if step.prefill else rows)
+            grown = {width + context + 1 - r.prompt for r, context in members}
+            assert {f.decode_longest} == (grown or {0})  # all rows have the padding too
         else:
             assert (f.prefill_slots, f.decode_slots) == (f.prefill_tokens, f.decode_tokens)
+            assert f.decode_longest == max((context + 1 for _, context in members), default=0)
         if self.case.point.lifecycle != "drain":
             assert f.prefill_tokens + f.decode_tokens <= (self.budget or 0)
             if settings.order == "fcfs" and self.case.point.grouping == "fcfs":

@@ -280,16 +280,18 @@ class Sglang:
         group = running.group
         held = len(works) + group.live
         ended: Sequence[Request] = ()
-        live = pairs = 0
+        live = pairs = longest = 0
         if decodes:
             live, pairs = group.live, group.context + group.live
+            longest = group.longest_keys()
             ended = running.advance()
         if works:
-            features = packed_features(works, live, pairs)
+            features = packed_features(works, live, pairs, longest)
             self._account(works, number)
             self._last = LastBatch([work.request for work in works], decodes)
         else:
-            features = NEW(Features, (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0))
+            sums = (0, live, 0, live, 0, 0, pairs, pairs, 0, live, live, 0, longest)
+            features = NEW(Features, sums)
         barred = self._full or not self.queue
         self._alike = barred and not (works or ended or retracted)
         self._flight = Planned(number, works, ended)

@@ -32,6 +32,7 @@ def steps(draw, *, decodes_only=False, no_prefill=False):
         decode_rows=rows,
         sampled_rows=rows + prompts,
         prefill_kv=sum(n + c for n, c in chunks) + extra,
+        decode_longest=context + 1 + draw(st.sampled_from([0, 3, 20_000])) if rows else 0,
     )
 
 
@@ -50,6 +51,7 @@ def grown(f, k):
         f._replace(
             decode_useful_pairs=f.decode_useful_pairs + i * f.decode_tokens,
             decode_computed_pairs=f.decode_computed_pairs + i * f.decode_rows,
+            decode_longest=f.decode_longest + i,
         )
         for i in range(k)
     ]

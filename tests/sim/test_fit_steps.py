@@ -227,9 +227,9 @@ def test_step_shapes_become_features(tmp_path):
     assert rows.seconds[0] == pytest.approx(0.010)
     assert rows.facts == {"model": "tiny"}
     expected = [
-        Features(0, 4, 0, 4, 0, 0, 2048, 2048, 0, 4, 4, 0),
+        Features(0, 4, 0, 4, 0, 0, 2048, 2048, 0, 4, 4, 0, 512),
         Features(64, 0, 64, 0, 2080, 2080, 0, 0, 1, 0, 1, 64),
-        Features(64, 8, 64, 8, 8480, 8480, 512, 512, 1, 8, 9, 164),
+        Features(64, 8, 64, 8, 8480, 8480, 512, 512, 1, 8, 9, 164, 64),
     ]
     for name, column in columns(*expected).items():
         assert rows.columns[name][:3].tolist() == column.tolist(), name
