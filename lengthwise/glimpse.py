@@ -5,11 +5,11 @@ The loop itself knows nothing of it: everything is read from what the recorder h
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from lengthwise.ticking import ticking
 from serving.recorder import FINISH, Recorder
 
 PERIOD = 0.25
@@ -106,26 +106,6 @@ def looked_at(
     if progress is None:
         yield
         return
-    lookers, over = [Looker(recorder, total) for recorder in recorders], threading.Event()
-    raised: list[BaseException] = []
-
-    def look() -> Glimpse:
-        return together([looker.look() for looker in lookers])
-
-    def watch() -> None:
-        try:
-            while not over.wait(PERIOD):
-                progress(look())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=watch, name="progress", daemon=True)
-    thread.start()
-    try:
+    lookers = [Looker(recorder, total) for recorder in recorders]
+    with ticking(lambda: progress(together([looker.look() for looker in lookers])), PERIOD):
         yield
-    finally:
-        over.set()
-        thread.join()
-    if raised:
-        raise raised[0]
-    progress(look())

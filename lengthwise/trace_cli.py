@@ -299,6 +299,7 @@ def generate(
     For example: lengthwise trace generate --spec spec.yaml --requests 500 --out made.csv
     """
     from traces.generate import generate as generate_trace
+    from traces.short import spec_of_flags
     from traces.spec import load_spec
 
     single = {
@@ -313,7 +314,7 @@ def generate(
     if spec is not None and given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise TraceError(f"--spec already says what {flags} would. Give one or the other.")
-    chosen = load_spec(spec) if spec is not None else _single_tenant(given)
+    chosen = load_spec(spec) if spec is not None else spec_of_flags(given)
     wanted = {"requests": requests, "duration_s": duration, "seed": seed}
     changes = {name: value for name, value in wanted.items() if value is not None}
     _save(generate_trace(_changed(chosen, changes)), out, to, force, as_json)
@@ -345,20 +346,6 @@ def fit(
         typer.echo(json.dumps(document, indent=2))
     else:
         typer.echo(f"{out}: a spec of {len(spec.tenants)} tenant(s). {about}")
-
-
-def _single_tenant(given: dict[str, Any]) -> Spec:
-    """The spec that flags describe."""
-    from traces.short import ARRIVALS, LENGTHS, parse
-    from traces.spec import Spec, checked
-
-    tenant = dict(given)
-    if "joint" not in tenant and not ("prompt" in tenant and "output" in tenant):
-        raise TraceError("lengths: give --prompt and --output, or --joint, or --spec.")
-    for name, table in (("arrivals", ARRIVALS), ("prompt", LENGTHS), ("output", LENGTHS)):
-        if name in tenant:
-            tenant[name] = parse(tenant[name], table, f"--{name}")
-    return checked(Spec, {"tenants": [tenant]}, "generate")
 
 
 def _changed(spec: Spec, changes: dict[str, Any]) -> Spec:

@@ -19,6 +19,7 @@ from traces.spec import (
     OnOff,
     Pareto,
     Poisson,
+    Spec,
     Uniform,
     Weibull,
     Zipf,
@@ -73,3 +74,18 @@ def parse(text: str, table: dict[str, tuple[type[BaseModel], str]], flag: str) -
         raise TraceError(f"{flag} {text}: write it as {form}.")
     document: dict[str, Any] = dict(zip(names, values, strict=False))
     return checked(model, document, f"{flag} {text}")
+
+
+def spec_of_flags(given: dict[str, Any]) -> Spec:
+    """The spec of one tenant that flags describe, by their names without dashes.
+
+    Raises:
+        TraceError: no lengths, or a flag that its form does not fit.
+    """
+    tenant = dict(given)
+    if "joint" not in tenant and not ("prompt" in tenant and "output" in tenant):
+        raise TraceError("lengths: give --prompt and --output, or --joint, or --spec.")
+    for name, table in (("arrivals", ARRIVALS), ("prompt", LENGTHS), ("output", LENGTHS)):
+        if name in tenant:
+            tenant[name] = parse(tenant[name], table, f"--{name}")
+    return checked(Spec, {"tenants": [tenant]}, "generate")

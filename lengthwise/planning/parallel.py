@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from lengthwise.planning.cells import Cell, run_cell
 from lengthwise.planning.store import Store
+from lengthwise.ticking import ticking
 
 STRIKES = 3
 """Workers that a cell may kill, running alone, until it is given up."""
@@ -173,22 +173,11 @@ def _first_line(error: BaseException) -> str:
 @contextmanager
 def _watching(store: Store, cells: Sequence[Cell], ended: Callable[[int], None]) -> Iterator[None]:
     """Tell `ended` a few times a second how many of the cells are in the store."""
-    over = threading.Event()
     waiting = {cell.key for cell in cells}
 
     def look() -> None:
         waiting.difference_update([key for key in waiting if store.has(key)])
         ended(len(cells) - len(waiting))
 
-    def watch() -> None:
-        while not over.wait(PERIOD):
-            look()
-
-    thread = threading.Thread(target=watch, name="progress", daemon=True)
-    thread.start()
-    try:
+    with ticking(look, PERIOD):
         yield
-    finally:
-        over.set()
-        thread.join()
-        look()
