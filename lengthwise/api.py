@@ -8,22 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from lengthwise.cluster import make_router, prepare_run
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress, looked_at
 from lengthwise.prepare import Prepared, requests_of
+from lengthwise.recording import Recording
 from lengthwise.unused import compared
 from policies.compose import NAMED, PolicyChoiceError, compose
-from serving.assemble import assemble
 from serving.core import Core
 from serving.record import Record
 from serving.recorder import Recorder
-from serving.tables import STEPS
 from sim.engine import Options, simulate
-from sim.fitted import FittedCost
 from traces import Trace, load
 
 READING = ("format", "limit", "rate_scale", "seed", "on_bad_row", "spread_ties", "tokenizer")
@@ -54,7 +49,7 @@ def replay(
         options: the flags of `lengthwise replay`, with underscores.
 
     Returns:
-        The record: `.summary`, `.requests`, `.steps`, `.events`.
+        The record: `.summary`, `.requests`, and with `record="full"` `.steps` and `.events`.
 
     Raises:
         ValueError: the user's mistake, with the flag, what was found and what to do.
@@ -110,27 +105,42 @@ def read_trace(config: RunConfig) -> Trace:
     return load(str(config.trace), **{name: getattr(config, name) for name in READING})
 
 
-def run(ready: Prepared, trace: Trace, progress: Progress | None = None) -> Record:
-    """Simulate a prepared run."""
+def run(
+    ready: Prepared, trace: Trace, progress: Progress | None = None, folder: Path | None = None
+) -> Record:
+    """Simulate a prepared run.
+
+    Args:
+        ready: the run.
+        trace: its requests.
+        progress: told a few times a second how it stands, from another thread.
+        folder: one that exists, for the steps and events as they come: the record's own `write`
+            completes it. In memory if not given.
+
+    Returns:
+        The record; of an interrupted run, of what had run until then.
+    """
     members = ready.members or (ready,)
-    engines = [make_engine(member) for member in members]
+    recording = Recording(ready, trace, folder)
+    recorders = recording.recorders
+    engines = [make_engine(*pair) for pair in zip(members, recorders, strict=True)]
     hashed = any(member.settings.enable_prefix_caching for member in members)
     radix = ready.point.lifecycle == "sglang"
     requests = requests_of(trace, ready.settings.block_size, hashed, radix)
-    recorders = [recorder for _, recorder in engines]
     costs, ways = [member.cost for member in members], [_driven(member) for member in members]
-    interrupted = False
+    config = describe(ready)
     with looked_at(recorders, len(trace), progress):
         try:
             simulate(requests, engines, costs, ways, make_router(ready))
         except KeyboardInterrupt:
-            interrupted = True
-    return finish(ready, trace, recorders, interrupted)
+            config["interrupted"] = True
+    made = recording.finish()
+    notes = (*ready.notes, *recording.notes())
+    return Record(config, made.requests, made.steps, made.events, notes, made.folded)
 
 
-def make_engine(ready: Prepared) -> tuple[Core, Recorder]:
+def make_engine(ready: Prepared, recorder: Recorder) -> tuple[Core, Recorder]:
     """A prepared replica that has not run: its core, and the recorder of what it does."""
-    recorder = Recorder()
     planner = compose(ready.point, ready.settings, recorder)
     return Core(planner, recorder, ready.settings.max_model_len), recorder
 
@@ -141,34 +151,6 @@ def _driven(ready: Prepared) -> Options:
         jump=ready.config.jump,
         cuda_graphs=ready.config.cuda_graphs,
     )
-
-
-def finish(
-    ready: Prepared, trace: Trace, recorders: Sequence[Recorder], interrupted: bool = False
-) -> Record:
-    """The record of what the recorders hold; of an interrupted run, what had run until then."""
-    costs: list[Any] = [member.cost for member in ready.members or (ready,)]
-    flops = [getattr(cost, "flops", None) for cost in costs]
-    moved = [getattr(cost, "bytes", None) for cost in costs]
-    tables = assemble(trace, recorders, flops, moved)
-    config = describe(ready)
-    if interrupted:
-        config["interrupted"] = True
-    return Record(config, *tables, notes=(*ready.notes, *extrapolated(ready, tables[1])))
-
-
-def extrapolated(ready: Prepared, steps: pd.DataFrame) -> list[str]:
-    """How much of a run under a fitted cost lies outside the shapes that were measured."""
-    outside = np.zeros(len(steps), bool)
-    replica = steps["replica"].to_numpy()
-    for number, member in enumerate(ready.members or (ready,)):
-        if isinstance(member.cost, FittedCost):
-            own = replica == number
-            outside[own] = member.cost.outside({n: steps[n].to_numpy()[own] for n in STEPS})
-    if not outside.any():
-        return []
-    seconds = (steps.end_s - steps.start_s)[outside].sum()
-    return [f"the fitted cost was extrapolated in {outside.sum():,} steps, {seconds:.3g} s"]
 
 
 def describe(ready: Prepared) -> dict[str, Any]:

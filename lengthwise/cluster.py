@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lengthwise.config import SLO, TRACE, RunConfig, panel_of
+from lengthwise.config import RECORD, SLO, TRACE, RunConfig, panel_of
 from lengthwise.prepare import Prepared, prepare
 from policies.compose import PolicyChoiceError
 from policies.names import nearest
@@ -45,7 +45,7 @@ def _group(config: RunConfig, group: dict[str, Any], place: str) -> RunConfig:
     shared = {"router", "jump", "seed"} | {
         name
         for name, field in RunConfig.model_fields.items()
-        if panel_of(field) in ("", TRACE, SLO) and name != "replicas"
+        if panel_of(field) in ("", TRACE, SLO, RECORD) and name != "replicas"
     }
     own = [name for name in RunConfig.model_fields if name not in shared]
     for name in fields:

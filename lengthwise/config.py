@@ -14,7 +14,7 @@ from lengthwise.engines import OWN_POLICY
 from policies.compose import PolicyChoiceError
 from serving.slo import Limit, check_goodput, parse_goodput, parse_slo, positive
 
-TRACE, POLICY, STEP, MEMORY, SGLANG, TIME, CLUSTER, SLO = (
+TRACE, POLICY, STEP, MEMORY, SGLANG, TIME, CLUSTER, SLO, RECORD = (
     "The trace",
     "The policy: who runs next",
     "What bounds a step",
@@ -23,6 +23,7 @@ TRACE, POLICY, STEP, MEMORY, SGLANG, TIME, CLUSTER, SLO = (
     "Time",
     "The cluster",
     "What is good enough",
+    "The record",
 )
 
 
@@ -108,6 +109,10 @@ class RunConfig(BaseModel):
 
     slo: dict[str, float] | None = flag(SLO, "Limits of the run: ttft_p99_ms=500,tpot_p99_ms=50.")
     goodput: dict[str, float] | None = flag(SLO, "Limits of each request: ttft:500 tpot:50.")
+
+    record: Literal["full", "requests", "summary"] = flag(
+        RECORD, "What to keep: full; requests: no steps nor events; or the summary alone.", "full"
+    )
 
     @field_validator("slo", mode="before")
     @classmethod

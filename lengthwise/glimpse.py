@@ -45,23 +45,19 @@ class Looker:
     def __init__(self, recorder: Recorder, total: int) -> None:
         self._recorder = recorder
         self._last = Glimpse(total)
-        self._lots = self._rows = self._events = self._finished = 0  # how far it has read
+        self._settled = self._rows = 0  # how far it has read: lots, rows of the next
 
     def look(self) -> Glimpse:
         """How the run stands now."""
         recorder, last = self._recorder, self._last
         with recorder.lock:  # each slice and each append is one operation of the interpreter
-            for _, events in recorder.lots[self._lots :]:
-                self._finished += int((events[self._events // 5 :, 2] == FINISH).sum())
-                self._rows = self._events = 0
-            self._lots = len(recorder.lots)
+            if recorder.settled != self._settled:
+                self._settled, self._rows = recorder.settled, 0
             rows = recorder.rows[self._rows :]
-            kinds = recorder.events[self._events + 2 :: 5]
+            kinds, done = recorder.events[2::5], recorder.finished + len(recorder.refused)
             ends, blocks, steps = recorder.ends[-1:], recorder.blocks[-1:], len(recorder)
         self._rows += len(rows)
-        self._events += 5 * len(kinds)
-        self._finished += kinds.count(FINISH)
-        done = self._finished + len(recorder.refused)
+        done += kinds.count(FINISH)
         if not (rows and ends):
             self._last = replace(last, done=done)
             return self._last

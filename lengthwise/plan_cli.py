@@ -23,7 +23,7 @@ from lengthwise.config import RunConfig
 from lengthwise.flags import takes_run_flags
 
 
-@takes_run_flags("replicas", "rate_scale", "jump")
+@takes_run_flags("replicas", "rate_scale", "jump", "record")
 def plan(
     trace: Source = None,
     vary: Annotated[
@@ -70,6 +70,8 @@ def plan(
     ensure_free(folder, force)
     if base.slo is None:
         raise typer.BadParameter("--slo says what to plan for, e.g. ttft_p99_ms=500,tpot_p99_ms=50")
+    if base.record != "full":
+        raise typer.BadParameter(f"record {base.record} in --config: a plan needs full records")
     own_scale, base = base.rate_scale, base.model_copy(update={"rate_scale": 1.0})
     requests, every = read_trace(base), candidates(base, parse_vary(vary or []))
     hardware = list(dict.fromkeys(candidate.hardware for candidate in every))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,16 +50,17 @@ def replay(
     from lengthwise.cluster import prepare_run
     from lengthwise.console import refusals, replay_table
     from lengthwise.live import live
-    from serving.folder import ensure_free
+    from serving.folder import ensure_free, new_folder
 
     settings = RunConfig.of(**given_fields(trace, config, asked))
     folder = out or new_name(Path("runs"), settings.policy)
     ensure_free(folder, force)
     requests = read_trace(settings)
     ready = prepare_run(settings, requests)
-    with live("replaying", len(requests), *ready.room, quiet or as_json) as progress:
-        record = run(ready, requests, progress)
-    record.save(folder, force)
+    with new_folder(folder, force) as temporary:
+        with live("replaying", len(requests), *ready.room, quiet or as_json) as progress:
+            record = run(ready, requests, progress, temporary)
+        record.write(temporary)
     if as_json:
         typer.echo(json.dumps(record.summary, allow_nan=False))
     else:
@@ -105,33 +107,46 @@ def compare(
     ensure_free(folder, force)
     ready = {name: prepare_run(own, requests) for name, own in compared(names, fields).items()}
     records = {}
-    for name in names:
-        with live(name, len(requests), *ready[name].room, quiet or as_json) as progress:
-            records[name] = run(ready[name], requests, progress)
-    summaries = {name: record.summary for name, record in records.items()}
     with new_folder(folder, force) as temporary:
-        for name, record in records.items():
+        for name in names:
             inside = temporary / name.replace("/", "_").replace(":", "_")
             inside.mkdir()
-            record.write(inside)
+            with live(name, len(requests), *ready[name].room, quiet or as_json) as progress:
+                records[name] = run(ready[name], requests, progress, inside)
+            records[name].write(inside)
+        summaries = {name: record.summary for name, record in records.items()}
         (temporary / "summary.json").write_text(json.dumps({"policies": summaries}, indent=2))
-        _plots(records, temporary)
+        drawn = _plots(records, temporary)
     if as_json:
         typer.echo(json.dumps({"policies": summaries}, allow_nan=False))
     else:
         show(compare_table(records), *(refusals(record) for record in records.values()))
         said = dict.fromkeys(note for record in records.values() for note in record.notes)
         say(tuple(said), quiet)
-        typer.echo(f"report: {folder} (latency.png, padding.png, running.png, a record a policy)")
+        if "running.png" not in drawn:
+            level = next(iter(ready.values())).config.record
+            say(
+                (f"no running.png: it needs the steps, which --record {level} does not keep",),
+                quiet,
+            )
+        typer.echo(f"report: {folder} ({', '.join(drawn)}, a record a policy)")
     if verbose:
         say_settings({name: record.config for name, record in records.items()})
     finish(list(summaries.values()), next(iter(records.values())).config)
 
 
-def _plots(records: dict[str, Any], folder: Path) -> None:
-    from lengthwise.plots import latency_cdfs, padding, running
+def _plots(records: dict[str, Any], folder: Path) -> list[str]:
+    """Draw what the records have the tables for; the names of the pictures."""
+    from lengthwise import plots
     from lengthwise.style import save
+    from serving.record import kept
 
-    save(latency_cdfs(records), folder / "latency")
-    save(padding(records), folder / "padding")
-    save(running(records), folder / "running")
+    pictures: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "latency": plots.latency_cdfs,
+        "padding": plots.padding,
+    }
+    if all("steps" in kept(record.config) for record in records.values()):
+        pictures["running"] = plots.running
+    for name, draw in pictures.items():
+        save(draw(records), folder / name)
+    return [f"{name}.png" for name in pictures]

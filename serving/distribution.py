@@ -42,7 +42,9 @@ class Distribution:
             v, ends = np.sort(v), np.arange(1, len(v) + 1, dtype=np.int64)
         else:
             order = np.argsort(v)
-            v, ends = v[order], np.cumsum(c[order])
+            v, ends = v[order], c[order]
+            del order, c
+            np.cumsum(ends, out=ends)
         last = np.append(v[1:] != v[:-1], True)[: len(v)]
         return cls(v, ends) if last.all() else cls(v[last], ends[last])
 

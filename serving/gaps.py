@@ -166,13 +166,14 @@ class TokenGaps:
     @staticmethod
     def distribution(parts: Sequence[TokenGaps]) -> Distribution:
         """All gaps of all replicas, s."""
-        values = [np.diff(np.frombuffer(part._ends), prepend=0.0) for part in parts]
-        counts = [np.cumsum(np.frombuffer(p._change, np.int32), dtype=np.int64)[:-1] for p in parts]
-        own = [gaps for part in parts for gaps in part._own]
-        return Distribution.of(
-            np.concatenate([*values, *own]),
-            np.concatenate([*counts, *(np.ones(len(gaps), np.int64) for gaps in own)]),
-        )
+        values, counts = [], []
+        for part in parts:
+            rows = np.cumsum(np.frombuffer(part._change, np.int32), dtype=np.int64)[:-1]
+            values += [np.diff(np.frombuffer(part._ends), prepend=0.0)[rows > 0], *part._own]
+            counts += [rows[rows > 0], *(np.ones(len(gaps), np.int64) for gaps in part._own)]
+        every = np.concatenate(values), np.concatenate(counts)
+        del values, counts
+        return Distribution.of(*every)
 
 
 def token_gaps(requests: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame) -> Distribution:

@@ -3,64 +3,111 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from serving.distribution import Distribution
-from serving.folder import FolderError, RecordExists, ensure_free, new_folder
+from serving.folder import RecordExists, ensure_free, new_folder
+from serving.keep import Table
 from serving.metrics import Folded, latencies, summarize
-from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
+from serving.parquet import RecordError, Stored, make_table, write_table
+from serving.tables import EVENTS, REQUESTS, STEPS
 
 __all__ = ["Record", "RecordError", "RecordExists", "ensure_free", "make_table", "new_folder"]
 
 TABLES = {"requests": REQUESTS, "steps": STEPS, "events": EVENTS}
 """The tables of a record, each in a file of its own, with their columns."""
 
-_ARROW = {
-    "int64": pa.int64(),
-    "float64": pa.float64(),
-    "object": pa.string(),
-    "category": pa.dictionary(pa.int8(), pa.string()),
-}
+KEPT = {"full": tuple(TABLES), "requests": ("requests",), "summary": ()}
+"""Tables on disk, by what is asked for as `--record`."""
 
 
-_TEXT = ("object", "category")
+def kept(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tables that a record of this configuration has on disk.
+
+    Raises:
+        RecordError: `record` in the configuration is none of `KEPT`.
+    """
+    level = config.get("run", {}).get("record", "full")
+    if level not in KEPT:
+        raise RecordError(f"config.json: record {level!r} is none of {', '.join(KEPT)}")
+    return KEPT[level]
 
 
-class RecordError(FolderError):
-    """A record, or a folder of one, that is not as it should be."""
-
-
-@dataclass(frozen=True, eq=False)
 class Record:
     """One run, whichever backend made it; all reports, plots and comparisons are made from it.
 
-    Raises:
-        RecordError: a table without one of its columns, or with one of another type.
+    Its tables are `requests` (a row a request, columns as `serving.tables.REQUESTS`), `steps` (a
+    row a step) and `events` (a row a change, never one a decode).
     """
 
-    config: dict[str, Any]
-    """What was run, with which settings and versions, as JSON has it."""
-    requests: pd.DataFrame
-    """A row a request, columns as `serving.tables.REQUESTS`."""
-    steps: pd.DataFrame
-    """A row a step, columns as `serving.tables.STEPS`."""
-    events: pd.DataFrame
-    """A row a change, columns as `serving.tables.EVENTS`; never one a decode."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the figures should know, a sentence each."""
+    def __init__(
+        self,
+        config: dict[str, Any],
+        requests: Table,
+        steps: Table,
+        events: Table,
+        notes: tuple[str, ...] = (),
+        folded: Folded | None = None,
+        summary: dict[str, Any] | None = None,
+    ) -> None:
+        """A record of tables in memory or in files.
 
-    def __post_init__(self) -> None:
-        for name, columns in TABLES.items():
-            _check(getattr(self, name), columns, name)
+        Args:
+            config: what was run, with which settings and versions, as JSON has it.
+            requests, steps, events: the tables; None for one that is not kept.
+            notes: what a reader of the figures should know, a sentence each.
+            folded: what the figures need of steps and events, where that is known without them.
+            summary: the figures, where they are known without tables.
+
+        Raises:
+            RecordError: a table without one of its columns, or with one of another type.
+        """
+        self.config, self.notes = config, notes
+        self._tables = {"requests": requests, "steps": steps, "events": events}
+        self._folder: Path | None = None  # that it was loaded from
+        for name, table in self._tables.items():
+            if isinstance(table, pd.DataFrame):
+                _check(table, TABLES[name], name)
+        if folded is not None:
+            self.folded = folded
+        if summary is not None:
+            self.summary = summary
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row a request."""
+        return self._table("requests")
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row a step."""
+        return self._table("steps")
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """A row a change."""
+        return self._table("events")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        """A table by name, read from its file if it is in one.
+
+        Raises:
+            RecordError: it was not kept, or cannot be read.
+        """
+        table = self._tables[name]
+        if table is None:
+            path = f"{name}.parquet" if self._folder is None else self._folder / f"{name}.parquet"
+            raise RecordError(
+                f"{path}: needed here, but --record {self.config['run']['record']} does not keep "
+                "it; run it again with --record full"
+            )
+        return table.read() if isinstance(table, Stored) else table
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -104,8 +151,12 @@ class Record:
         config = {**self.config, "notes": list(self.notes)} if self.notes else self.config
         dump_json(config, folder / "config.json")
         dump_json(self.summary, folder / "summary.json")
-        for name, columns in TABLES.items():
-            _write_table(getattr(self, name), columns, folder / f"{name}.parquet")
+        for name in kept(self.config):
+            table, path = self._tables[name], folder / f"{name}.parquet"
+            if not isinstance(table, Stored):
+                write_table(self._table(name), TABLES[name], path)
+            elif table.path != path:
+                shutil.copyfile(table.path, path)
 
     @classmethod
     def load(cls, folder: Path | str) -> Record:
@@ -117,42 +168,17 @@ class Record:
         folder = Path(folder)
         if not folder.is_dir():
             raise RecordError(f"{folder}: no such record folder")
-        config = _read_config(folder / "config.json")
+        config = _read_json(folder / "config.json")
         notes = tuple(str(note) for note in config.pop("notes", ()))
-        tables = {
-            name: _read_table(columns, folder / f"{name}.parquet")
-            for name, columns in TABLES.items()
-        }
-        return cls(config, tables["requests"], tables["steps"], tables["events"], notes)
-
-
-def make_table(columns: Mapping[str, Any], schema: Mapping[str, str]) -> pd.DataFrame:
-    """A table with exactly the columns and types of `schema` (`REQUESTS`, `STEPS` or `EVENTS`).
-
-    Args:
-        columns: an array or list for each column of `schema`, all of one length; kinds of event
-            by name, or by number in the order of `KINDS`.
-        schema: types by column, in order.
-
-    Raises:
-        KeyError: a column is missing.
-        ValueError: columns of different lengths, or a kind of event that is none of `KINDS`.
-    """
-    made = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
-    return pd.DataFrame(made, copy=False)
-
-
-def _series(values: Any, dtype: str) -> pd.Series[Any]:
-    """Values as a column of a table; pandas would otherwise make text a type of its own."""
-    if dtype != "category":
-        return pd.Series(np.asarray(values, dtype), dtype=dtype)
-    kinds = pd.Index(list(KINDS))
-    if np.asarray(values).dtype.kind == "i":
-        return pd.Series(pd.Categorical.from_codes(values, kinds))
-    codes = kinds.get_indexer(pd.Index(values))
-    if (codes < 0).any():
-        raise ValueError(f"{values[int(np.argmin(codes))]!r} is no kind of event")
-    return pd.Series(pd.Categorical.from_codes(codes, kinds))
+        names = kept(config)
+        requests, steps, events = (
+            Stored(folder / f"{name}.parquet", TABLES[name]).read() if name in names else None
+            for name in TABLES
+        )
+        summary = None if len(names) == len(TABLES) else _read_json(folder / "summary.json")
+        record = cls(config, requests, steps, events, notes, summary=summary)
+        record._folder = folder
+        return record
 
 
 def dump_json(value: Mapping[str, Any], path: Path) -> None:
@@ -179,59 +205,14 @@ def _check(table: pd.DataFrame, columns: Mapping[str, str], name: str) -> None:
             raise RecordError(f"{name}: {column} is {table[column].dtype}, not {dtype}")
 
 
-def _write_table(table: pd.DataFrame, columns: Mapping[str, str], path: Path) -> None:
-    """Write one table as Parquet, with the types of `columns`."""
-    schema = pa.schema([(name, _ARROW[dtype]) for name, dtype in columns.items()])
-    arrow = pa.Table.from_pandas(table, schema=schema, preserve_index=False)
-    pq.write_table(
-        arrow.replace_schema_metadata(None),
-        path,
-        compression="zstd",
-        use_dictionary=[name for name, dtype in columns.items() if dtype in _TEXT],
-        column_encoding={n: "DELTA_BINARY_PACKED" for n, t in columns.items() if t == "int64"},
-    )
-
-
-def _read_table(columns: Mapping[str, str], path: Path) -> pd.DataFrame:
-    """Read one table back with exactly the types of `columns`."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read one of the record's JSON files."""
     try:
-        arrow = pq.read_table(path)
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such file; is {path.parent} a record folder?") from None
-    except (pa.ArrowException, OSError) as error:
-        raise RecordError(f"{path}: not a readable Parquet file ({error})") from error
-    missing = [name for name in columns if name not in arrow.column_names]
-    if missing:
-        raise RecordError(
-            f"{path}: lacks the column {', '.join(missing)}; if another version of lengthwise made "
-            "it, make it again with this one"
-        )
-    try:
-        values = {name: _values(arrow.column(name), name, dtype) for name, dtype in columns.items()}
-        return make_table(values, columns)
-    except (pa.ArrowException, ValueError) as error:
-        raise RecordError(f"{path}: {error}") from error
-
-
-def _values(column: pa.ChunkedArray, name: str, dtype: str) -> Any:
-    """An Arrow column as values for `make_table`."""
-    if dtype == "object":
-        return column.to_pylist()
-    if dtype == "category":
-        return column.cast(pa.string()).to_numpy()
-    if column.type != _ARROW[dtype] or (dtype == "int64" and column.null_count):
-        raise ValueError(f"{name} is {column.type} with {column.null_count} nulls, not {dtype}")
-    return column.to_numpy()
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read `config.json`."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; is {path.parent} a record folder?") from None
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: not a readable JSON file ({error})") from error
-    if not isinstance(config, dict):
+    if not isinstance(value, dict):
         raise RecordError(f"{path}: is not a JSON object")
-    return config
+    return value

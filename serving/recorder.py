@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from serving.request import Request
 from serving.step import NEW, Features, Step
 from serving.tables import KINDS
+from serving.unbroken import unbroken
 
 ADMIT, CHUNK, FIRST, SKIP, PREEMPT, FINISH, LEAVE = range(len(KINDS))
 """Kinds of event as numbers, in the order of `serving.tables.KINDS`."""
@@ -21,6 +22,10 @@ SETTLE = 1 << 14
 """Rows after which steps and events become columns, which take less memory."""
 
 Columns = dict[str, NDArray[Any]]
+
+Sink = Callable[[Columns, NDArray[np.int64], Mapping[int, float]], None]
+"""Takes the next steps of an engine (a column a field of `serving.tables.STEPS`), all events of
+them by step (shape [events, 5]), and by request how long it waited by choice, s."""
 
 
 class Row(NamedTuple):
@@ -44,7 +49,14 @@ class Recorder:
     read them while it holds `lock`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None = None, lot: int = SETTLE) -> None:
+        """Begin with nothing.
+
+        Args:
+            sink: what lots are handed on to, the last one by `close`; None: they are kept, for
+                `step_columns` and `event_rows`.
+            lot: rows of a lot.
+        """
         self.rows: list[Row] = []
         self.ends: list[float] = []  # s, one a step
         self.blocks: list[int] = []  # KV blocks in use, one for each later step of a row
@@ -53,8 +65,12 @@ class Recorder:
         self.refused: list[tuple[Request, str]] = []
         self.waits: dict[int, float] = {}
         self.lock = Lock()
-        self.lots: list[tuple[Columns, NDArray[np.int64]]] = []  # steps and events that are columns
-        self._steps = 0  # of them
+        self.settled = 0  # lots
+        self.finished = 0  # requests, in settled lots
+        self.lots: list[tuple[Columns, NDArray[np.int64]]] = []  # settled and not handed on
+        self._sink, self._lot = sink, lot
+        self._steps = 0  # in settled lots
+        self._handed = 0  # of these, handed on
 
     def __len__(self) -> int:
         """Steps so far."""
@@ -76,7 +92,7 @@ class Recorder:
         row = (1, number, start, waiting, running, len(preempted), used, features)
         self.ends.append(end)
         rows.append(NEW(Row, row))  # last: an interrupt leaves no row without its end
-        if len(rows) >= SETTLE:
+        if len(rows) >= self._lot:
             self._settle()
 
     def run(self, step: Step, start: float, ends: Sequence[float], blocks: Sequence[int]) -> None:
@@ -92,7 +108,7 @@ class Recorder:
         self.ends.extend(ends)
         self.blocks.extend(blocks[1:])
         self.rows.append(Row(len(ends), number, start, waiting, running, 0, used, features))
-        if len(self.ends) >= 4 * SETTLE:
+        if len(self.ends) >= 4 * self._lot:
             self._settle()
 
     def step_columns(self) -> Columns:
@@ -102,11 +118,12 @@ class Recorder:
     def event_rows(self) -> NDArray[np.int64]:
         """The events of the steps so far, shape [events, 5], by step, within one as they came."""
         table = self._whole()[1]
-        step = table[:, 0]
-        if len(step) and step.max() >= self._steps:  # one that was only planned did not run
-            table = table[step < self._steps]
-        order = np.diff(table[:, 0]) < 0
-        return table[np.argsort(table[:, 0], kind="stable")] if order.any() else table
+        return _by_step(table[table[:, 0] < self._steps])  # one only planned did not run
+
+    def close(self) -> None:
+        """Hand on what is left, once all is over."""
+        self._settle()
+        self._hand_on(0)
 
     def _whole(self) -> tuple[Columns, NDArray[np.int64]]:
         """All lots as one; a column's parts are let go as soon as it is made."""
@@ -123,13 +140,38 @@ class Recorder:
         """Make columns of what has come since the last time."""
         if self.lots and not self.rows and not self.events:
             return
-        events = np.array(self.events, np.int64).reshape(-1, 5)
-        columns = _columns(self.rows, self.ends, self.blocks)
-        with self.lock:
-            self.lots.append((columns, events))
-            self._steps += len(columns["step"])
-            for settled in (self.rows, self.ends, self.blocks, self.events):
-                settled.clear()
+        with unbroken():
+            events = np.array(self.events, np.int64).reshape(-1, 5)
+            columns = _columns(self.rows, self.ends, self.blocks)
+            with self.lock:
+                self.lots.append((columns, events))
+                self.settled += 1
+                self._steps += len(columns["step"])
+                self.finished += int(np.count_nonzero(events[:, 2] == FINISH))
+                for lot in (self.rows, self.ends, self.blocks, self.events):
+                    lot.clear()
+            self._hand_on(1)
+
+    def _hand_on(self, stay: int) -> None:
+        """Hand on all lots but so many. The last may still get events: a step ends after it."""
+        while self._sink is not None and len(self.lots) > stay:
+            steps, events = self.lots.pop(0)
+            first, self._handed = self._handed, self._handed + len(steps["step"])
+            if self.lots:
+                later, behind = self.lots[0]
+                events = np.concatenate([events, behind])
+                self.lots[0] = (later, events[events[:, 0] >= self._handed])
+            events = events[events[:, 0] < self._handed]
+            if (events[:, 0] < first).any():
+                raise RuntimeError(f"an event of step {events[:, 0].min()}, which ended long ago")
+            waits, self.waits = self.waits, {}
+            self._sink(steps, _by_step(events), waits)
+
+
+def _by_step(events: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Events by step, within one as they came."""
+    step = events[:, 0]
+    return events[np.argsort(step, kind="stable")] if (np.diff(step) < 0).any() else events
 
 
 def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) -> Columns:

@@ -223,9 +223,10 @@ def cases(
 # Running
 
 
-def engine(case: Case) -> tuple[Core, Recorder]:
+def engine(case: Case, recorder: Recorder | None = None) -> tuple[Core, Recorder]:
     """The core that the case runs."""
-    recorder = Recorder()
+    if recorder is None:  # an empty one is falsy
+        recorder = Recorder()
     planner = compose(case.point, case.settings, recorder)
     return Core(planner, recorder, case.settings.max_model_len), recorder
 

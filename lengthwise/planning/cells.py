@@ -12,6 +12,7 @@ from typing import Any
 
 from lengthwise.config import RunConfig
 from lengthwise.planning.store import Store
+from serving.folder import RecordExists
 from traces import Trace
 
 READING = ("trace", "format", "limit", "on_bad_row", "spread_ties", "tokenizer")
@@ -78,15 +79,18 @@ def run_cell(cell: Cell, root: str) -> str | None:
     from lengthwise.api import run
     from lengthwise.cluster import prepare_run
 
-    store = Store(Path(root))
     try:
         trace = cell.trace.at_rate(cell.config.rate_scale)
-        record = run(prepare_run(cell.config, trace), trace)
+        ready = prepare_run(cell.config, trace)
+        with Store(Path(root)).new(cell.key) as folder:
+            record = run(ready, trace, folder=folder)
+            if record.config.get("interrupted"):
+                raise KeyboardInterrupt
+            record.write(folder)
+    except RecordExists:
+        return None  # another worker did so first
     except ValueError as error:
         return str(error)
     except Exception as error:  # a cell must not stop the others
         return f"{type(error).__name__}: {error}"
-    if record.config.get("interrupted"):
-        raise KeyboardInterrupt
-    store.put(cell.key, record)
     return None

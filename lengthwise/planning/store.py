@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.folder import FolderError, RecordExists
-from serving.record import Record
+from serving.folder import FolderError, new_folder
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,9 @@ class Store:
         """Whether the record is there."""
         return (self.root / key / "summary.json").is_file()
 
-    def put(self, key: str, record: Record) -> None:
-        """Write a record, unless another worker did so first."""
-        try:
-            record.save(self.root / key)
-        except RecordExists:
-            return
+    def new(self, key: str) -> AbstractContextManager[Path]:
+        """A folder to write a record into (see `serving.folder.new_folder`)."""
+        return new_folder(self.root / key)
 
     def summary(self, key: str) -> dict[str, Any]:
         """The figures of a record that is there.

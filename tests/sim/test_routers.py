@@ -14,6 +14,7 @@ import lengthwise
 from lengthwise.config import RunConfig
 from lengthwise.prepare import requests_of
 from serving.record import Record
+from serving.recorder import Recorder
 from serving.request import Request
 from sim.engine import Options, Replica, Router, simulate
 from sim.routers import IMBALANCE, ROUTERS, prefix_affinity
@@ -228,7 +229,7 @@ def test_requests_are_made_as_they_arrive() -> None:
     ready = lengthwise.cluster.prepare_run(
         RunConfig.of(cost="fixed", step_ms=STEP * 1e3, max_num_seqs=1, replicas=REPLICAS), trace
     )
-    engines = [lengthwise.api.make_engine(member) for member in ready.members]
+    engines = [lengthwise.api.make_engine(member, Recorder()) for member in ready.members]
     simulate(counted(), engines, ready.cost, None, ROUTERS["least-requests"]())
     assert alive <= 2 * REPLICAS
     assert most < 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def as_measured(record: Record, **facts: Any) -> Record:
     run_fields = {k: v for k, v in record.config["run"].items() if k not in simulators}
     known = {"backend": "measured", "device": "this CPU", "dtype": "bf16", "block_size": 16}
     config = record.config | {"run": run_fields} | known | facts
-    return replace(record, config=config)
+    return Record(config, record.requests, record.steps, record.events, record.notes)
 
 
 def write_folder(folder: Path, record: Record, requests: Trace, **changed: Any) -> Path:

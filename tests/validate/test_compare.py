@@ -111,7 +111,8 @@ def test_the_hosts_time_between_steps_counts(pair: tuple[Measured, Record]) -> N
     record = _record(measured)
     later = record.steps.copy()
     later["start_s"] += 0.25 * (later["end_s"] - later["start_s"])  # the host took a quarter
-    found = plan_cost(replace(record, steps=later), fitted())
+    late = Record(record.config, record.requests, later, record.events)
+    found = plan_cost(late, fitted())
     assert found is not None
     assert found.by_region["mixed"] == pytest.approx(0, abs=1e-9)
     assert found.by_region["decode"] == pytest.approx(0, abs=1e-9)
@@ -133,7 +134,8 @@ def test_plans_part_where_they_part(pair: tuple[Measured, Record], tmp_path: Any
     assert found.step == expected
     said = {(e["kind"], e["request"], e["tokens"]) for e in found.measured.events}
     assert said == plan(mine, expected)
-    shorter = replace(mine, events=mine.events[mine.events["step"] < 20])
+    early = mine.events[mine.events["step"] < 20]
+    shorter = Record(mine.config, mine.requests, mine.steps, early)
     cut = first_difference(mine, shorter)
     assert cut is not None
     assert cut.step >= 20
