@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
 from serving.core import Core
 from serving.recorder import Recorder
 from serving.request import Request
-from serving.step import Step, Wait
+from serving.step import NEW, Step, Wait
 from sim.cost import CostModel
 from sim.graphs import pad_decode
 
@@ -100,18 +100,15 @@ class Feed:
             self._set_alarm()
 
 
-class Flight:
-    """A step that runs, or a run of equal ones."""
+class Flight(NamedTuple):
+    """A step that runs, or a run of equal ones; s."""
 
-    __slots__ = ("end", "ends", "start", "step")
-
-    def __init__(
-        self, step: Step, start: float, end: float, ends: Sequence[float] | None = None
-    ) -> None:
-        self.step = step
-        self.start = start
-        self.end = end  # of the step, or of the last of the run
-        self.ends = ends  # of each step of a run
+    step: Step
+    start: float
+    end: float
+    """Of the step, or of the last of the run."""
+    ends: Sequence[float] = ()
+    """Of each step of a run."""
 
 
 class Replica:
@@ -219,7 +216,7 @@ class Replica:
                     return Flight(step, start, ends[-1], ends)
         self._last_end = end = start + cost.seconds(step.features)
         self.recorder.step(step, start, end)
-        return Flight(step, start, end)
+        return NEW(Flight, (step, start, end, ()))
 
     def _steps_until(self, time: float, start: float, step: Step) -> int:
         """About how many steps like this one start before `time`, two more than that."""
@@ -290,8 +287,7 @@ class Replica:
 
         At depth 1 a step is planned when the one before it ends, at depth 2 when that one starts.
         """
-        ends = flight.ends or ()
-        before = bisect_left(ends, time)  # ends before `time`: as many plans follow the first
+        before = bisect_left(flight.ends, time)  # as many plans follow the first
         if self.how.depth > 1:
             before += time > flight.start
         return min(count, 1 + before)

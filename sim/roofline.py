@@ -100,10 +100,12 @@ class Roofline:
             layer += 2.0 * reduce.many(slots * (2 * model.hidden))
         self._layers = Curve(SLOTS, layers * layer)
         self._of_layers: list[float] = self._layers.many(np.arange(TABLE)).tolist()
+        self._of_layers[0] = 0.0
         head = gemm_s(hardware, "bf16", slots, -(-model.vocab // tp), model.hidden)
         sample = slots * (8.0 * model.vocab) / bandwidth  # two passes over 32-bit logits
         self._head = Curve(SLOTS, head + sample)
         self._of_head: list[float] = self._head.many(np.arange(TABLE)).tolist()
+        self._of_head[0] = 0.0
 
         heads, kv_token = model.heads // tp, model.kv_bytes_per_token(kv_dtype, tp)
         prefill, decode = fit.prefill, fit.decode.cold()
@@ -126,10 +128,14 @@ class Roofline:
 
     def seconds(self, f: Features) -> float:
         """Seconds of one step; an empty step takes none."""
-        _, _, prompt, decodes, _, _, _, pairs, _, rows, sampled, _, _ = f
-        total = self._dense(prompt + decodes, sampled)
+        _, _, prompt, decodes, _, prompt_pairs, _, pairs, prompts, rows, sampled, kv, _ = f
+        slots = prompt + decodes
+        if slots < TABLE and sampled < TABLE:
+            total = self._of_layers[slots] + self._of_head[sampled]
+        else:
+            total = self._dense(slots, sampled)
         if prompt:
-            total += self._prefill(f)
+            total += self._prefill(prompt, prompt_pairs, prompts, kv)
         if not decodes:
             return total
         curve = self._decode
@@ -142,7 +148,8 @@ class Roofline:
         """Seconds of `k` decode steps in a row."""
         total = self._dense(f.prefill_slots + f.decode_slots, f.sampled_rows)
         if f.prefill_slots:
-            total += self._prefill(f)
+            chunks = f.prefill_slots, f.prefill_computed_pairs, f.prefill_rows, f.prefill_kv
+            total += self._prefill(*chunks)
         if not f.decode_slots:
             return [total] * k
         least, fixed = f.decode_rows * self._decode_row, self._decode_fixed
@@ -154,17 +161,12 @@ class Roofline:
         return list(value.tolist())
 
     def _dense(self, slots: int, sampled: int) -> float:
-        """Layers without attention, and the LM head."""
-        if not slots:
-            return 0.0
-        total = self._of_layers[slots] if slots < TABLE else self._layers.at(slots)
-        if sampled:
-            total += self._of_head[sampled] if sampled < TABLE else self._head.at(sampled)
-        return total
+        """Layers without attention, and the LM head; an empty step has none."""
+        layers = self._of_layers[slots] if slots < TABLE else self._layers.at(slots)
+        return layers + (self._of_head[sampled] if sampled < TABLE else self._head.at(sampled))
 
-    def _prefill(self, f: Features) -> float:
-        """Attention of the prompts' chunks."""
-        _, _, slots, _, _, pairs, _, _, rows, _, _, read, _ = f
+    def _prefill(self, slots: int, pairs: int, rows: int, read: int) -> float:
+        """Attention of the prompts' chunks: slots, computed pairs, rows and KV positions read."""
         compute = pairs * self._prefill_pair + slots * self._prefill_slot + rows * self._prefill_row
         moved = read * self._prefill_kv + slots * self._prefill_qo
         depth = read / rows * self._prefill_depth
