@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,22 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    uneven: Annotated[
+        Path | None,
+        typer.Option(
+            "--uneven",
+            help="Beside ROWS: attention of one layer where decodes differ; needs the model.",
+            show_default=False,
+        ),
+    ] = None,
+    uneven_forwards: Annotated[
+        int,
+        typer.Option(
+            "--uneven-forwards",
+            min=1,
+            help="Forward passes that a time of --uneven is the sum of.",
+        ),
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the coefficients go.", show_default=False)
     ] = None,
@@ -66,6 +83,8 @@ def calibrate(
     """
     if (rows is None) == (ops is None):
         raise typer.BadParameter("give either ROWS or --ops DIR")
+    if uneven is not None and rows is None:
+        raise typer.BadParameter("--uneven goes with ROWS, not with --ops")
     if out is not None and out.exists() and not force:
         raise typer.BadParameter(f"--out {out} exists; give --force to replace it")
     try:
@@ -80,21 +99,36 @@ def calibrate(
                 "versions": versions,
                 "date": date,
             }
-            _steps(rows, out, given, as_json)
+            _steps(rows, (uneven, uneven_forwards), out, given, as_json)
     except ValueError as error:  # every error of a user's making is one
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-def _steps(path: Path, out: Path | None, given: dict[str, Any], as_json: bool) -> None:
+def _steps(
+    path: Path,
+    uneven: tuple[Path | None, int],
+    out: Path | None,
+    given: dict[str, Any],
+    as_json: bool,
+) -> None:
     from lengthwise.console import make_console
     from sim.fit_steps import calibrate as fit_steps
+    from sim.fit_steps import with_uneven
     from sim.step_rows import read_rows
+    from sim.uneven_rows import read_uneven
 
     if out is None:
         raise typer.BadParameter("ROWS needs --out FILE")
     rows = read_rows(path)
-    found = fit_steps(rows, _provenance(rows, given))
+    made = _provenance(rows, given)
+    table, forwards = uneven
+    if table is not None:
+        if made.layers is None:
+            raise typer.BadParameter("--uneven is of one layer: say how many there are by --model")
+        rows = with_uneven(rows, read_uneven(table, forwards), made.layers)
+        made = replace(made, rows=len(rows), source=rows.source)
+    found = fit_steps(rows, made)
     found.save(out)
     if as_json:
         typer.echo(json.dumps(_steps_summary(found, rows, out)))

@@ -94,7 +94,7 @@ class RunConfig(BaseModel):
     dtype: str = flag(TIME, "Weights: bf16 or fp8.", "bf16")
     kv_dtype: str = flag(TIME, "KV cache: bf16 or fp8.", "bf16")
     overhead_us_per_layer: float | None = flag(
-        TIME, "What a layer takes besides its kernels, µs; see validate --fit-overhead.", ge=0
+        TIME, "What a layer takes besides its kernels, µs; see validate --fit-overhead."
     )
     allreduce_gbps: float | None = flag(TIME, "All-reduce with --tp: bandwidth, GB/s.", gt=0)
     allreduce_us: float | None = flag(TIME, "All-reduce with --tp: latency, µs.", ge=0)

@@ -14,6 +14,7 @@ from sim.fitted import REGIONS, Calibration, Error, Provenance, regions
 from sim.hull import hull_of
 from sim.step_rows import StepRows
 from sim.terms import FAR_KEYS, Points, Terms
+from sim.uneven_rows import UnevenRows
 
 Array = NDArray[np.float64]
 
@@ -45,13 +46,16 @@ class Design:
     """The terms as columns: time = columns · coefficients, all coefficients at least 0.
 
     A curve is a sum of ramps, one between each two bends, from 0 to 1; with coefficients of at
-    least 0 it never falls. What no row can tell (a term without rows) stays 0.
+    least 0 it never falls. A tail's is a sum of tents, one over each bend, and may fall: with more
+    rows there is more to do while the longest goes on. What no row can tell (a term without rows)
+    stays 0.
     """
 
     def __init__(self, columns: dict[str, NDArray[np.int64]]) -> None:
         """Choose the bends that the rows support."""
         slots, chunk, _, pairs, rows, mixed = _inputs(columns)
         decode = ~(columns["prefill_slots"] > 0)
+        uneven = columns["decode_longest"] * rows > pairs
         self.knots = {
             "slots": _supported(slots, SLOT_KNOTS),
             "prefill_slots": _supported(columns["prefill_slots"], CHUNK_KNOTS),
@@ -60,6 +64,8 @@ class Design:
             "mixed_pairs": _supported(pairs[mixed], PAIR_KNOTS),
             "mixed_rows": _supported(rows[mixed], ROW_KNOTS),
             "far_rows": _supported(rows[mixed & (pairs > FAR_KEYS * rows)], ROW_KNOTS),
+            "decode_tail": _supported(rows[decode & uneven], ROW_KNOTS),
+            "mixed_tail": _supported(rows[mixed & uneven], ROW_KNOTS),
         }
         self.names = [name for name, _ in self._parts(columns)]
 
@@ -87,11 +93,20 @@ class Design:
         yield from self._ramps("mixed_rows", rows, np.where(mixed, mean, 0.0))
         far = np.where(mixed, np.maximum(mean - FAR_KEYS, 0.0), 0.0)
         yield from self._ramps("far_rows", rows, far)
+        longest = columns["decode_longest"].astype(np.float64)
+        yield from self._tents("decode_tail", rows, np.where(prefill, 0.0, longest - mean))
+        over = np.maximum(keys, longest) - np.maximum(keys, mean)
+        yield from self._tents("mixed_tail", rows, np.where(mixed, over, 0.0))
 
     def _ramps(self, name: str, x: Any, weight: Any) -> Iterator[tuple[str, Array]]:
         knots = self.knots[name]
         for low, high in pairwise(knots):
             yield f"{name}:{high}", np.clip((x - low) / (high - low), 0.0, 1.0) * weight
+
+    def _tents(self, name: str, x: Any, weight: Any) -> Iterator[tuple[str, Array]]:
+        knots = self.knots[name][1:]
+        for i, knot in enumerate(knots):
+            yield f"{name}:{knot}", np.interp(x, knots, np.eye(len(knots))[i]) * weight
 
     def terms(self, coefficients: Array) -> Terms:
         """The terms that a vector of coefficients stands for."""
@@ -100,8 +115,9 @@ class Design:
         base = values.pop("chunk_kv")
         for name, knots in self.knots.items():
             start = base if name == "chunk_kv" else 0.0
-            rises = [by_name[f"{name}:{k}"] for k in knots[1:]]
-            values[name] = _points(knots, start, rises)
+            found = [by_name[f"{name}:{k}"] for k in knots[1:]]
+            tail = name.endswith("_tail")
+            values[name] = _tops(knots, found) if tail else _points(knots, start, found)
         return Terms(**values)
 
 
@@ -114,6 +130,13 @@ def _points(knots: tuple[float, ...], start: float, rises: list[float]) -> Point
     middle = float(np.interp(end / 2, knots, heights))
     slope = (float(heights[-1]) - middle) / (end / 2)
     return Points(tuple(float(k) for k in knots), tuple(float(h) for h in heights), slope)
+
+
+def _tops(knots: tuple[float, ...], heights: list[float]) -> Points:
+    """A curve from its heights at the bends, level before the first and after the last."""
+    if not heights:
+        return Points()
+    return Points(knots, (heights[0], *heights), 0.0)
 
 
 def _inputs(
@@ -156,6 +179,25 @@ def solve(design: Design, columns: dict[str, NDArray[np.int64]], seconds: Array)
         weight = (1.0 + ((matrix @ found - 1.0) / ROBUST) ** 2) ** -0.25
     coefficients: Array = found / size
     return coefficients
+
+
+def with_uneven(rows: StepRows, uneven: UnevenRows, layers: int) -> StepRows:
+    """More rows: uneven steps, each as long as a fit of `rows` says that the even one is, and more.
+
+    Args:
+        rows: measured steps.
+        uneven: how much longer attention takes than in the even step, of one layer.
+        layers: of the model.
+    """
+    design = Design(rows.columns)
+    even = design.matrix(uneven.even()) @ solve(design, rows.columns, rows.seconds)
+    seconds = even + layers * uneven.longer_s
+    return StepRows(
+        {n: np.concatenate([c, uneven.columns[n]]) for n, c in rows.columns.items()},
+        np.concatenate([rows.seconds, seconds]),
+        f"{rows.source} and {uneven.source}",
+        rows.facts,
+    )
 
 
 def held_out(rows: StepRows, seed: int = 0) -> Array:

@@ -22,7 +22,7 @@ from sim.models import Model
 from sim.terms import FAR_KEYS, Terms
 from sim.useful import useful_bytes, useful_flops
 
-FORMAT = "lengthwise-cost/1"
+FORMAT = "lengthwise-cost/2"
 REGIONS = ("decode", "prefill", "mixed")
 """A step without prefill, one without decodes, one with both."""
 
@@ -100,7 +100,7 @@ class Calibration:
             found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
             raise CostFileError(
                 f"--cost {path}: expected a file of 'lengthwise calibrate' with format "
-                f"{FORMAT!r}, found {found!r}"
+                f"{FORMAT!r}, found {found!r}; calibrate again"
             )
         try:
             return cls(
@@ -154,10 +154,12 @@ class FittedCost:
         `shape` has the layers where the calibration does not name its model. `overhead_layer_s`
         replaces the file's. With tp > 1 every layer does two all-reduces of
         `allreduce_s` + slots × hidden × 2 bytes / `allreduce_bytes_per_s`, which measurements of
-        one GPU's kernels lack.
+        one GPU's kernels lack. An overhead is below 0 where an engine saves kernels that were
+        measured, by fusing them.
 
         Raises:
-            ValueError: an overhead or all-reduce, and neither names the model.
+            ValueError: an overhead or all-reduce, and neither names the model; an overhead below
+                0 by more than a step takes.
         """
         self.calibration = calibration
         made = calibration.provenance
@@ -184,11 +186,18 @@ class FittedCost:
         self._slots, self._prefill_slots = t.slots.curve(), t.prefill_slots.curve()
         self._chunk_kv, self._mixed_rows = t.chunk_kv.curve(), t.mixed_rows.curve()
         self._far_rows = t.far_rows.curve()
+        self._decode_tail, self._mixed_tail = t.decode_tail.curve(), t.mixed_tail.curve()
         self._of_slots: list[float] = (self._step + n * self._slot + self._slots.many(n)).tolist()
         self._of_prefill: list[float] = (t.prefill + self._prefill_slots.many(n)).tolist()
         self._of_chunk: list[float] = self._chunk_kv.many(n).tolist()
         self._of_rows: list[float] = self._mixed_rows.many(n).tolist()
         self._of_far: list[float] = self._far_rows.many(n).tolist()
+        self._of_decode_tail: list[float] = self._decode_tail.many(n).tolist()
+        self._of_mixed_tail: list[float] = self._mixed_tail.many(n).tolist()
+        if self._of_slots[1] < 0:
+            raise ValueError(
+                f"an overhead of {1e6 * overhead:g} µs a layer leaves a step of one token no time"
+            )
         self._decode_pairs, self._mixed_pairs = t.decode_pairs.curve(), t.mixed_pairs.curve()
         self._sampled, self._prefill, self._pair = t.sampled_row, t.prefill, t.prefill_pair
         self._key, self._decode_row, self._mixed_row = t.key, t.decode_row, t.mixed_row
@@ -232,6 +241,8 @@ class FittedCost:
             curve, pairs = self._decode_pairs, f.decode_computed_pairs
             i = bisect_right(curve.xs, pairs) - 1
             decode = curve.ys[i] + (pairs - curve.xs[i]) * curve.slopes[i]
+            tail = self._of_decode_tail[rows] if rows < TABLE else self._decode_tail.at(rows)
+            decode += (f.decode_longest - pairs / rows) * tail
             return (before + rows * self._decode_row + decode) * self._scale[0]
         keys = f.prefill_kv / f.prefill_rows
         if not rows:
@@ -245,7 +256,10 @@ class FittedCost:
         if mean > FAR_KEYS:
             far = self._of_far[rows] if rows < TABLE else self._far_rows.at(rows)
             total += (mean - FAR_KEYS) * far
-        return (total + (mean if mean > keys else keys) * self._key) * self._scale[2]
+        tail = self._of_mixed_tail[rows] if rows < TABLE else self._mixed_tail.at(rows)
+        longest, even = f.decode_longest, mean if mean > keys else keys
+        total += ((longest if longest > keys else keys) - even) * tail
+        return (total + even * self._key) * self._scale[2]
 
     def seconds_run(self, f: Features, k: int) -> list[float]:
         """Seconds of `k` decode steps in a row."""
@@ -253,9 +267,12 @@ class FittedCost:
         if not slots or not rows:
             return [self.seconds(f)] * k
         before = self._before_decode(f, slots)
-        pairs = f.decode_computed_pairs + rows * np.arange(k, dtype=np.int64)
+        ahead = np.arange(k, dtype=np.int64)
+        pairs, longest = f.decode_computed_pairs + rows * ahead, f.decode_longest + ahead
         if not f.prefill_slots:
             decode = self._decode_pairs.many(pairs)
+            tail = self._of_decode_tail[rows] if rows < TABLE else self._decode_tail.at(rows)
+            decode += (longest - pairs / rows) * tail
             value = (before + rows * self._decode_row + decode) * self._scale[0]
             return list(value.tolist())
         keys, mean = f.prefill_kv / f.prefill_rows, pairs / rows
@@ -264,7 +281,10 @@ class FittedCost:
         far = self._of_far[rows] if rows < TABLE else self._far_rows.at(rows)
         total = before + rows * self._mixed_row + mixed + mean * beside
         total += np.maximum(mean - FAR_KEYS, 0.0) * far
-        value = (total + np.maximum(mean, keys) * self._key) * self._scale[2]
+        tail = self._of_mixed_tail[rows] if rows < TABLE else self._mixed_tail.at(rows)
+        even = np.maximum(mean, keys)
+        total += (np.maximum(longest, keys) - even) * tail
+        value = (total + even * self._key) * self._scale[2]
         return list(value.tolist())
 
     def _before_decode(self, f: Features, slots: int) -> float:

@@ -101,6 +101,10 @@ class Roofline:
         self._layers = Curve(SLOTS, layers * layer)
         self._of_layers: list[float] = self._layers.many(np.arange(TABLE)).tolist()
         self._of_layers[0] = 0.0
+        if self._of_layers[1] < 0:
+            raise ValueError(
+                f"an overhead of {1e6 * overhead_layer_s:g} µs a layer leaves a step no time"
+            )
         head = gemm_s(hardware, "bf16", slots, -(-model.vocab // tp), model.hidden)
         sample = slots * (8.0 * model.vocab) / bandwidth  # two passes over 32-bit logits
         self._head = Curve(SLOTS, head + sample)

@@ -67,7 +67,7 @@ def read_rows(path: Path) -> StepRows:
     table_path, facts_path = path, path.with_suffix(".json")
     if path.is_dir():
         table_path, facts_path = path / "steps.parquet", path / "config.json"
-    table = _read_table(table_path)
+    table = read_table(table_path)
     if "iter_ms" in table:
         columns, seconds = _from_shapes(table, table_path)
     else:
@@ -81,7 +81,12 @@ def read_rows(path: Path) -> StepRows:
     return StepRows(columns, seconds, path.name, _facts(facts_path))
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV or Parquet file as it is.
+
+    Raises:
+        RowsError: not readable.
+    """
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (OSError, ValueError) as error:  # pandas' and Arrow's parser errors are ValueErrors
@@ -98,10 +103,14 @@ def _facts(path: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _numbers(
+def numbers(
     table: pd.DataFrame, name: str, path: Path, over_zero: bool = False
 ) -> NDArray[np.float64]:
-    """A column as numbers, each at least 0 or over 0."""
+    """A column as numbers, each at least 0 or over 0.
+
+    Raises:
+        RowsError: a cell is none of these.
+    """
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64)
     good = (values > 0) if over_zero else (values >= 0)
     bad = np.flatnonzero(~(good & np.isfinite(values)))
@@ -123,11 +132,22 @@ def _from_shapes(
         if name not in table:
             raise RowsError(f"{path}: no column {name}; found {', '.join(map(str, table.columns))}")
     chunk, context, rows, keys = (
-        _numbers(table, name, path).astype(np.int64) for name in KERNEL_COLUMNS[:4]
+        numbers(table, name, path).astype(np.int64) for name in KERNEL_COLUMNS[:4]
     )
+    columns = shape_columns(chunk, context, rows, keys)
+    return columns, numbers(table, "iter_ms", path, over_zero=True) * 1e-3
+
+
+def shape_columns(
+    chunk: NDArray[np.int64],
+    context: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    keys: NDArray[np.int64],
+) -> dict[str, NDArray[np.int64]]:
+    """The features of steps with a chunk each, or none (0), and `rows` decodes of `keys` keys."""
     prompt = (chunk > 0).astype(np.int64)
     pairs = chunk * context + chunk * (chunk + 1) // 2
-    columns = {
+    return {
         "prefill_tokens": chunk,
         "decode_tokens": rows,
         "prefill_slots": chunk,
@@ -142,7 +162,6 @@ def _from_shapes(
         "prefill_kv": (context + chunk) * prompt,
         "decode_longest": np.where(rows > 0, keys, 0),
     }
-    return columns, _numbers(table, "iter_ms", path, over_zero=True) * 1e-3
 
 
 def _from_steps(
@@ -161,11 +180,11 @@ def _from_steps(
                 "if an older version of lengthwise made it, profile or run again; "
                 f"found {', '.join(map(str, table.columns))}"
             )
-    busy = _numbers(table, "prefill_slots", path) + _numbers(table, "decode_slots", path) > 0
+    busy = numbers(table, "prefill_slots", path) + numbers(table, "decode_slots", path) > 0
     if "seconds" in table:
-        seconds = _numbers(table, "seconds", path, over_zero=True)
+        seconds = numbers(table, "seconds", path, over_zero=True)
         if "prepare_s" in table:
-            seconds = seconds + _numbers(table, "prepare_s", path)
+            seconds = seconds + numbers(table, "prepare_s", path)
     elif "start_s" in table and "end_s" in table:
         seconds = table["end_s"].to_numpy(np.float64) - table["start_s"].to_numpy(np.float64)
         if (seconds[busy] <= 0).any():
@@ -173,7 +192,5 @@ def _from_steps(
             raise RowsError(f"{path}, row {row}: end_s is not after start_s")
     else:
         raise RowsError(f"{path}: no column seconds, nor start_s and end_s")
-    columns = {
-        name: _numbers(table, name, path).astype(np.int64)[busy] for name in Features._fields
-    }
+    columns = {name: numbers(table, name, path).astype(np.int64)[busy] for name in Features._fields}
     return columns, seconds[busy]

@@ -30,18 +30,23 @@ class Terms:
     """Seconds that a step takes, by what it holds; every one at least 0.
 
     With s slots, p of them of prefill, c = p / prefill rows (the mean chunk), k = prefill_kv /
-    prefill rows (the mean keys of a prompt), D computed decode pairs, r decode rows, d = D / r:
+    prefill rows (the mean keys of a prompt), D computed decode pairs, r decode rows, d = D / r,
+    l = decode_longest:
 
         step + slots(s) + sampled_row × sampled rows
         + prefill + prefill_slots(p) + prefill_pair × prefill pairs + prefill_kv × chunk_kv(c)
           + key × max(k, d)                                       where there is prefill
-        + decode_row × r + decode_pairs(D)                        where there is no prefill
+        + decode_row × r + decode_pairs(D) + (l - d) × decode_tail(r)
+                                                                  where there is no prefill
         + mixed_row × r + mixed_pairs(D) + d × mixed_rows(r)
-          + max(d - 1024, 0) × far_rows(r)                        where there are both
+          + max(d - 1024, 0) × far_rows(r) + (max(k, l) - max(k, d)) × mixed_tail(r)
+                                                                  where there are both
 
     Decodes have two sets because attention kernels treat them differently beside a prompt: a row's
     keys are then not split over the GPU, so the longest row (`key`) and the number of rows that
-    fit side by side (`mixed_rows`) show; many rows of many keys (`far_rows`) miss the cache.
+    fit side by side (`mixed_rows`) show; many rows of many keys (`far_rows`) miss the cache. Where
+    rows differ, all wait for the longest (the tails): beside a prompt always, alone where there are
+    rows enough that a row's keys are not split either.
     """
 
     step: float = 0.0
@@ -58,6 +63,8 @@ class Terms:
     mixed_pairs: Points = Points()
     mixed_rows: Points = Points()
     far_rows: Points = Points()
+    decode_tail: Points = Points()
+    mixed_tail: Points = Points()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, seconds each."""

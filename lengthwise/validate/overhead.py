@@ -40,8 +40,8 @@ def fit_overhead(
 ) -> float:
     """The overhead a layer, µs, at which the mean E2E of the run is as it was measured.
 
-    Found by halving the interval, since the mean rises with the overhead; 0 where the steps are
-    slow enough without any.
+    Found by halving the interval, since the mean rises with the overhead; below 0 where the steps
+    are too slow without any.
 
     Args:
         measured: the run.
@@ -49,7 +49,7 @@ def fit_overhead(
         rows: the requests that count, shape [requests]; None: all.
 
     Raises:
-        MeasuredError: no overhead makes up for what is missing.
+        MeasuredError: no overhead makes up for what is missing, or for what is too much.
     """
     wanted = measured.requests["e2e_s"].to_numpy(np.float64)
     kept = ~np.isnan(wanted) if rows is None else ~np.isnan(wanted) & rows
@@ -62,9 +62,9 @@ def fit_overhead(
             raise MeasuredError(f"{measured.name}: no request to fit the overhead on")
         return float(found[both].sum()) < float(wanted[both].sum())
 
-    if not short(0.0):
-        return 0.0
-    low, high = 0.0, 8.0
+    low, high = (0.0, 8.0) if short(0.0) else (-8.0, 0.0)
+    while not short(low):
+        low, high = 2 * low, low
     while short(high):
         low, high = high, 2 * high
         if high > MOST_US:

@@ -34,6 +34,8 @@ TERMS = Terms(
     mixed_pairs=Points((0.0, 4096.0, 1e6), (0.0, 5e-4, 0.21), 2.1e-7),
     mixed_rows=Points((0.0, 32.0, 128.0), (0.0, 1e-6, 3e-5), 3e-7),
     far_rows=Points((0.0, 64.0), (0.0, 3.3e-6), 7e-8),
+    decode_tail=Points((0.0, 16.0, 32.0, 256.0), (3e-8, 3e-8, 6e-7, 2e-7)),
+    mixed_tail=Points((0.0, 8.0, 64.0, 128.0), (7e-7, 7e-7, 1.1e-6, 5e-7)),
 )
 
 
@@ -89,6 +91,7 @@ def test_padding_is_never_free_of_charge(name, f, slots):
         )
         assert cost.seconds(more) > cost.seconds(f)
     if f.decode_slots:
+        f = f._replace(decode_longest=f.decode_computed_pairs // f.decode_rows)  # all alike
         more = f._replace(
             decode_slots=f.decode_slots + slots,
             decode_rows=f.decode_rows + slots,
@@ -196,6 +199,8 @@ def test_fitted_terms_by_hand():
 
 def test_overhead_needs_the_number_of_layers():
     nameless = Calibration(TERMS, Provenance(rows=10), NO_ERROR)
+    with pytest.raises(ValueError, match="-100 µs a layer leaves a step of one token no time"):
+        fitted(overhead_layer_s=-1e-4)
     assert FittedCost(nameless).seconds(Features(decode_slots=1, decode_rows=1)) > 0
     with pytest.raises(ValueError, match="calibrate again with --model"):
         FittedCost(nameless, overhead_layer_s=1e-5)

@@ -9,7 +9,7 @@ import lengthwise
 from lengthwise.calibrate_cli import calibrate
 from sim.fitted import FittedCost
 from tests.sim.test_fit_kernels import made_tables
-from tests.sim.test_fit_steps import made_steps
+from tests.sim.test_fit_steps import made_steps, uneven_table
 
 app = typer.Typer()
 app.command()(calibrate)
@@ -39,6 +39,19 @@ def test_steps(rows, tmp_path):
     assert (made.model, made.layers, made.hidden) == ("tiny", 8, 256)
     assert (made.hardware, made.date, made.rows) == ("h100", "2026-01-02", 200)
     assert made.versions == "torch 2.13, cpu x"
+
+
+def test_uneven_decodes_are_a_table_of_their_own(rows, tmp_path):
+    table = tmp_path / "uneven.csv"
+    uneven_table(100).to_csv(table, index=False)
+    flags = ("--uneven", table, "--uneven-forwards", 3, "--out", tmp_path / "cost.json", "--json")
+    document = json.loads(run(rows, *flags).stdout)
+    assert document["rows"] == 300
+    assert max(document["terms_s"]["mixed_tail"]["seconds"]) > 0
+    (tmp_path / "rows.json").unlink()
+    for done in (run(rows, *flags, "--force"), run("--ops", tmp_path, "--uneven", table)):
+        assert done.exit_code == 2
+        assert "--uneven" in done.output
 
 
 def test_steps_as_json(rows, tmp_path):

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from serving.step import Features
-from sim.fit_steps import calibrate, held_out
+from sim.fit_steps import calibrate, held_out, with_uneven
 from sim.fitted import Calibration, CostFileError, FittedCost, Provenance
 from sim.step_rows import RowsError, StepRows, read_rows
+from sim.uneven_rows import UNEVEN_COLUMNS, read_uneven
 from tests.shared import shared
 from tests.sim.features import columns
 from tests.sim.test_cost_models import fitted
@@ -18,20 +19,26 @@ MADE = Provenance(source="made up", model="llama-3.1-8b", layers=32, hidden=4096
 RNG = np.random.default_rng(7)
 
 
-def made_steps(count=1500, noise=0.0):
-    """Steps of all three kinds, timed by a cost model whose terms are known."""
+def made_steps(count=1500, noise=0.0, even=False):
+    """Steps of all three kinds, timed by a cost model whose terms are known.
+
+    The longest decode is longer than the mean in half of them, unless `even`.
+    """
     features = []
     for i in range(count):
         chunk = int(RNG.integers(1, 2048)) if i % 3 else 0
         context = int(RNG.integers(0, 8000))
         rows = int(RNG.integers(1, 257)) if i % 3 != 1 else 0
         keys = int(np.exp(RNG.uniform(np.log(16), np.log(8000))))
+        longest = keys * (rows > 0)
+        if rows > 1 and not even:
+            longest = int(keys * RNG.choice([1.0, 1.0, 1.5, 4.0]))
         pairs = chunk * context + chunk * (chunk + 1) // 2
         prompts = int(chunk > 0)
         features.append(
             Features(
                 *(chunk, rows, chunk, rows, pairs, pairs, rows * keys, rows * keys),
-                *(prompts, rows, rows + prompts, prompts * (context + chunk)),
+                *(prompts, rows, rows + prompts, prompts * (context + chunk), longest),
             )
         )
     cost = fitted()
@@ -74,6 +81,61 @@ def test_held_out_error_is_about_the_noise():
     assert 0.03 < error.mean() < 0.055  # E|N(0, 0.05)| = 0.04
 
 
+def uneven_table(count: int = 600) -> pd.DataFrame:
+    """Attention times of one layer, even and uneven, by the tails of a known cost model."""
+    cost, lines = fitted(), []
+    for i in range(count):
+        n, mean = int(2 * 128.5 ** RNG.uniform(0, 1)), int(RNG.integers(100, 3000))
+        chunk = int(RNG.integers(1, 2048)) if i % 3 else 0
+        context = int(RNG.integers(0, 4000)) if i % 3 else 0
+        longest = int(mean * RNG.uniform(1, 4))
+        pairs, prompts = chunk * context + chunk * (chunk + 1) // 2, int(chunk > 0)
+        even = Features(
+            *(chunk, n, chunk, n, pairs, pairs, n * mean, n * mean),
+            *(prompts, n, n + prompts, prompts * (context + chunk), mean),
+        )
+        longer = cost.seconds(even._replace(decode_longest=longest)) - cost.seconds(even)
+        base = RNG.uniform(50, 9000)
+        lines.append((n, chunk, context, mean, longest, base, base + 1e6 * 3 * longer / 32))
+    return pd.DataFrame(lines, columns=list(UNEVEN_COLUMNS))
+
+
+def test_tails_are_found_in_a_table_of_uneven_decodes(tmp_path):
+    """Rows of even steps cannot tell them; each time of the table is the sum of three forwards."""
+    even = made_steps(1500, even=True)
+    uneven_table().to_csv(tmp_path / "uneven.csv", index=False)
+    blind = calibrate(even, MADE).terms
+    assert max(blind.decode_tail.seconds) == max(blind.mixed_tail.seconds) == 0.0
+    rows = with_uneven(even, read_uneven(tmp_path / "uneven.csv", forwards=3), layers=32)
+    assert len(rows) == 2100
+    found, known = calibrate(rows, MADE).terms, fitted().calibration.terms
+    for name in ("decode_tail", "mixed_tail"):
+        curve, wanted = getattr(found, name).curve(), getattr(known, name).curve()
+        for n in (8, 16, 32, 64, 128):
+            assert curve.at(n) == pytest.approx(wanted.at(n), rel=0.1), (name, n)
+    again = made_steps(300)
+    error = predictions(FittedCost(calibrate(rows, MADE)), again) / again.seconds - 1
+    assert np.abs(error).mean() < 0.015
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_big": 5}, r"row 0: kv_big 5 is below kv_mean"),
+        ({"n": 0}, r"uneven\.csv:2: n is 0"),
+        ({"t_skew_us": "slow"}, r"uneven\.csv:2: t_skew_us is 'slow'"),
+    ],
+)
+def test_uneven_decodes_that_cannot_be_used(changes, message, tmp_path):
+    path = tmp_path / "uneven.csv"
+    uneven_table(12).assign(**changes).to_csv(path, index=False)
+    with pytest.raises(RowsError, match=message):
+        read_uneven(path)
+    uneven_table(12).drop(columns="kp").to_csv(path, index=False)
+    with pytest.raises(RowsError, match="no column kp; a table of uneven decodes has n, pc, kp"):
+        read_uneven(path)
+
+
 def test_a_hiccup_bends_nothing():
     rows = made_steps()
     slow = rows.seconds.copy()
@@ -87,9 +149,13 @@ def test_a_hiccup_bends_nothing():
 def test_error_on_measured_gpus(run):
     """A published figure to beat: 5% of held-out steps' time."""
     path = shared("truth", "llmservingsim-calibration", f"{run}_llama3.1-8b_tp1.iterations.csv")
-    found = calibrate(read_rows(path), MADE)
+    rows = read_rows(path)
+    found = calibrate(rows, MADE)
     assert found.error.mean <= 0.03
     assert max(found.error.regions.values()) <= 0.03
+    uneven = read_uneven(path.with_name(path.name.replace("iterations", "skew")), forwards=3)
+    with_them = calibrate(with_uneven(rows, uneven, 32), MADE).error
+    assert max(with_them.regions.values()) <= 0.03
 
 
 @pytest.mark.shared
