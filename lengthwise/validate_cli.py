@@ -56,7 +56,7 @@ OutDir = Annotated[
 ]
 
 
-@takes_run_flags(*CLUSTER)
+@takes_run_flags(*CLUSTER, "record")
 def validate(
     trace: Source = None,
     measured: MeasuredDir = None,
