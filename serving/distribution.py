@@ -59,14 +59,16 @@ class Distribution:
 
     def mean(self) -> float | None:
         """The mean, or None of nothing."""
-        return float(np.dot(self.values, self.counts)) / len(self) if len(self) else None
+        # not a dot product, whose last bits depend on how many threads BLAS has
+        return float(np.sum(self.values * self.counts)) / len(self) if len(self) else None
 
     def std(self) -> float | None:
         """The standard deviation with ddof 0, or None of nothing."""
         mean = self.mean()
         if mean is None:
             return None
-        return math.sqrt(float(np.dot((self.values - mean) ** 2, self.counts)) / len(self))
+        squares = (self.values - mean) ** 2
+        return math.sqrt(float(np.sum(squares * self.counts)) / len(self))
 
     def percentile(self, q: float) -> float | None:
         """The `q`-th percentile (0 to 100) by linear interpolation, or None of nothing."""

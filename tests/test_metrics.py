@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,27 @@ def test_distribution_is_that_of_the_expanded_sample(pairs: list[Any], q: float)
         assert d.percentile(p) == np.percentile(expanded, p)
     assert d.mean() == pytest.approx(expanded.mean(), rel=1e-12)
     assert d.std() == pytest.approx(expanded.std(), rel=1e-9, abs=1e-9)
+
+
+def test_figures_do_not_depend_on_how_many_threads_there_are() -> None:
+    code = """
+import numpy as np
+from serving.distribution import Distribution
+random = np.random.default_rng(0)
+d = Distribution.of(random.exponential(1.0, 300_000), random.integers(1, 9, 300_000))
+print(d.mean().hex(), d.std().hex())
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(said) == 1
 
 
 def test_distribution_leaves_out_what_is_undefined() -> None:
