@@ -90,14 +90,15 @@ def on_ray(spec: SweepSpec) -> pd.DataFrame:
     ray.init(address="local", num_cpus=2, log_to_driver=False)
 
     def kill() -> None:
-        from ray.util.state import list_workers
+        import psutil
 
         while True:
             time.sleep(2.0)
-            busy = [w for w in list_workers(filters=[("worker_type", "=", "WORKER")]) if w.is_alive]
+            below = psutil.Process().children(recursive=True)
+            busy = [p.pid for p in below if p.name().startswith("ray::") and "IDLE" not in p.name()]
             if busy:
-                os.kill(busy[-1].pid, signal.SIGKILL)
-                print(f"killed worker {busy[-1].pid}")
+                os.kill(busy[-1], signal.SIGKILL)
+                print(f"killed worker {busy[-1]}")
                 return
 
     threading.Thread(target=kill, daemon=True).start()
