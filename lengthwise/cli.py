@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from lengthwise.arguments import gather
 from lengthwise.help_page import GroupedHelp
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -73,8 +74,6 @@ def _listed() -> None:
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, never a traceback."""
     try:
-        from lengthwise.flags import gather
-
         argv = gather(sys.argv[1:])
         build(argv)(argv, prog_name="lengthwise")
     except _user_errors() as error:

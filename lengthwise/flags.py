@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Annotated, Any, get_args
 
@@ -13,8 +12,6 @@ from pydantic.fields import FieldInfo
 
 from lengthwise.config import RunConfig, panel_of
 from policies.compose import PolicyChoiceError
-
-_LIMIT = re.compile(r"\w+:\S+")
 
 
 def takes_run_flags(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -45,22 +42,6 @@ def takes_run_flags(*leave_out: str) -> Callable[[Callable[..., None]], Callable
         return wrapper
 
     return decorate
-
-
-def gather(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--goodput ttft:500 tpot:50` (as in `vllm bench serve`) as one value."""
-    gathered: list[str] = []
-    limits: list[str] | None = None
-    for word in argv:
-        if limits is not None and _LIMIT.fullmatch(word):
-            limits.append(word)
-            gathered[-1] = " ".join(limits)
-            continue
-        limits = [] if word == "--goodput" else None
-        gathered.append(word)
-        if limits is not None:
-            gathered.append("")
-    return gathered
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

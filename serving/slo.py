@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from serving.distribution import Distribution
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """Latencies in the order in which they are printed; in a summary `{mean,...}_{latency}_ms`."""

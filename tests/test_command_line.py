@@ -39,6 +39,24 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return call
 
 
+@pytest.mark.parametrize(
+    ("words", "heavy"), [("--help", "numpy pandas pydantic simpy"), ("replay --help", "pandas")]
+)
+def test_help_imports_nothing_that_takes_time(words: str, heavy: str) -> None:
+    code = f"""
+import sys
+from lengthwise.cli import main
+sys.argv = ["lengthwise", *{words.split()!r}]
+try:
+    main()
+finally:
+    found = [name for name in {heavy.split()!r} if name in sys.modules]
+    print(found, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
 def paths() -> list[list[str]]:
     """Every command, with those of `trace`."""
     found = []

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lengthwise
+from lengthwise.arguments import gather
 from lengthwise.config import RunConfig
-from lengthwise.flags import gather
 from serving.distribution import Distribution
 from serving.metrics import summarize
 from serving.record import Record
