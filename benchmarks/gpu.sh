@@ -5,6 +5,8 @@
 #   benchmarks/gpu.sh OUT                  OUT: a folder for the results
 #   benchmarks/gpu.sh OUT cpu              the same with a tiny model on the CPU, to try the script
 #
+# Then `python -m benchmarks.gpu_agreement OUT`, here or elsewhere, holds the simulation against it.
+#
 # It needs the packages of `pip install .[executor]` and pytest, and nothing from the network.
 # OUT gets table.txt, log.txt, figures.json, profile.parquet, profile.json and records.tar.gz.
 set -u
@@ -34,8 +36,8 @@ if [ "$DEVICE" = cuda ]; then
     GRID="--full --repeats 3 --max-step-tokens 8192 --max-model-len 9000"
 else
     MODEL=tiny TESTS="-k cpu-continuous" FIGURES="--small --repeats 3"
-    TRACE="--limit 4 --offline --max-model-len 96"
-    GRID="--repeats 1 --max-step-tokens 64 --max-model-len 128"
+    TRACE="--limit 20 --offline --max-model-len 512"
+    GRID="--repeats 3 --max-step-tokens 512 --max-model-len 1024"
 fi
 
 # stage NAME COMMAND...: runs it in what is left of the time, and keeps what it says
