@@ -35,13 +35,14 @@ def calibrate(
         ),
     ] = None,
     uneven_forwards: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--uneven-forwards",
             min=1,
-            help="Forward passes that a time of --uneven is the sum of.",
+            help="Forward passes that a time of --uneven is the sum of.  [default: 1]",
+            show_default=False,
         ),
-    ] = 1,
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the coefficients go.", show_default=False)
     ] = None,
@@ -85,6 +86,8 @@ def calibrate(
         raise typer.BadParameter("give either ROWS or --ops DIR")
     if uneven is not None and rows is None:
         raise typer.BadParameter("--uneven goes with ROWS, not with --ops")
+    if uneven_forwards is not None and uneven is None:
+        raise typer.BadParameter("--uneven-forwards says what the times of --uneven are; give both")
     if out is not None and out.exists() and not force:
         raise typer.BadParameter(f"--out {out} exists; give --force to replace it")
     try:
@@ -99,7 +102,7 @@ def calibrate(
                 "versions": versions,
                 "date": date,
             }
-            _steps(rows, (uneven, uneven_forwards), out, given, as_json)
+            _steps(rows, (uneven, uneven_forwards or 1), out, given, as_json)
     except ValueError as error:  # every error of a user's making is one
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -135,6 +138,9 @@ def _steps(
         return
     console = make_console()
     console.print(f"{rows.source}: error on held-out steps, {found.error.folds} folds")
+    if table is not None:
+        times = "one forward pass" if forwards == 1 else f"{forwards} forward passes"
+        console.print(f"{rows.made:,} steps were made of {table.name}, its times taken as {times}")
     console.print(_steps_table(found, rows))
     spread = rows.spread()
     repeats = "" if spread is None else f"; repeats of a step lie {100 * spread:.1f}% apart"
@@ -191,14 +197,15 @@ def _steps_table(found: Calibration, rows: StepRows) -> Table:
 
     from sim.fitted import regions
 
-    error, members = found.error, regions(rows.columns)
+    error, measured = found.error, slice(0, len(rows) - rows.made)
+    members = {name: inside[measured] for name, inside in regions(rows.columns).items()}
     table = Table()
     table.add_column("steps")
     for heading in ("rows", "mean error %"):
         table.add_column(heading, justify="right")
     for region, value in error.regions.items():
         table.add_row(region, f"{int(members[region].sum()):,}", f"{100 * value:.2f}")
-    table.add_row("all", f"{len(rows):,}", f"{100 * error.mean:.2f}")
+    table.add_row("all", f"{measured.stop:,}", f"{100 * error.mean:.2f}")
     return table
 
 

@@ -82,9 +82,22 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise SystemExit(130) from None
+    except SystemExit as ended:  # Typer ends an interrupted command without a word
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
+            typer.echo("interrupted", err=True)
+        raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _no_more_output()
         raise SystemExit(141) from None
+    except OSError as error:
+        typer.echo(f"lengthwise: {error}", err=True)
+        _no_more_output()
+        raise SystemExit(2) from None
+
+
+def _no_more_output() -> None:
+    """What is left to print goes nowhere, so that the end of the process does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _user_errors() -> tuple[type[BaseException], ...]:

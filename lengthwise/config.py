@@ -27,6 +27,10 @@ TRACE, POLICY, STEP, MEMORY, SGLANG, TIME, CLUSTER, SLO, RECORD = (
 )
 
 
+MOST_OVERHEAD_US = 1e6
+"""A second a layer: what is further from 0 is no overhead."""
+
+
 def flag(panel: str, text: str, default: Any = None, **limits: Any) -> Any:
     """A field that is also a flag of the command line: its panel in --help, and its help."""
     return Field(default, description=text, json_schema_extra={"panel": panel}, **limits)
@@ -94,7 +98,10 @@ class RunConfig(BaseModel):
     dtype: str = flag(TIME, "Weights: bf16 or fp8.", "bf16")
     kv_dtype: str = flag(TIME, "KV cache: bf16 or fp8.", "bf16")
     overhead_us_per_layer: float | None = flag(
-        TIME, "What a layer takes besides its kernels, µs; see validate --fit-overhead."
+        TIME,
+        "What a layer takes besides its kernels, µs; see validate --fit-overhead.",
+        ge=-MOST_OVERHEAD_US,
+        le=MOST_OVERHEAD_US,
     )
     allreduce_gbps: float | None = flag(TIME, "All-reduce with --tp: bandwidth, GB/s.", gt=0)
     allreduce_us: float | None = flag(TIME, "All-reduce with --tp: latency, µs.", ge=0)

@@ -119,12 +119,13 @@ def _read(folder: Path | None, bench: Path | None) -> Measured:
     from lengthwise.validate.bench import read_bench
     from lengthwise.validate.folder import read_folder
     from lengthwise.validate.of_record import of_record
+    from serving.folder import MARK
     from serving.record import Record
 
     if bench is not None:
         return read_bench(bench)
     assert folder is not None
-    if (folder / "requests.parquet").is_file():
+    if (folder / MARK).is_file():
         return of_record(Record.load(folder), folder.resolve().name)
     return read_folder(folder)
 

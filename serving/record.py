@@ -27,15 +27,19 @@ KEPT = {"full": tuple(TABLES), "requests": ("requests",), "summary": ()}
 """Tables on disk, by what is asked for as `--record`."""
 
 
-def kept(config: Mapping[str, Any]) -> tuple[str, ...]:
+def kept(config: Mapping[str, Any], name: str = "config") -> tuple[str, ...]:
     """The tables that a record of this configuration has on disk.
 
     Raises:
-        RecordError: `record` in the configuration is none of `KEPT`.
+        RecordError: `run` in the configuration is no object, or its `record` none of `KEPT`; the
+            message begins with `name`.
     """
-    level = config.get("run", {}).get("record", "full")
-    if level not in KEPT:
-        raise RecordError(f"config.json: record {level!r} is none of {', '.join(KEPT)}")
+    run = config.get("run", {})
+    if not isinstance(run, dict):
+        raise RecordError(f"{name}: run is {run!r}, not an object")
+    level = run.get("record", "full")
+    if not isinstance(level, str) or level not in KEPT:
+        raise RecordError(f"{name}: record {level!r} is none of {', '.join(KEPT)}")
     return KEPT[level]
 
 
@@ -78,6 +82,10 @@ class Record:
             self.folded = folded
         if summary is not None:
             self.summary = summary
+
+    def __repr__(self) -> str:
+        known = (str(self.config[name]) for name in ("policy", "model") if self.config.get(name))
+        return f"<Record: {', '.join(known)}, {self.config.get('backend')}>"
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -168,15 +176,19 @@ class Record:
         folder = Path(folder)
         if not folder.is_dir():
             raise RecordError(f"{folder}: no such record folder")
-        config = _read_json(folder / "config.json")
-        notes = tuple(str(note) for note in config.pop("notes", ()))
-        names = kept(config)
+        place = folder / "config.json"
+        config = _read_json(place)
+        notes = config.pop("notes", [])
+        if not isinstance(notes, list):
+            raise RecordError(f"{place}: notes is {notes!r}, not a list")
+        names = kept(config, str(place))
         requests, steps, events = (
             Stored(folder / f"{name}.parquet", TABLES[name]).read() if name in names else None
             for name in TABLES
         )
         summary = None if len(names) == len(TABLES) else _read_json(folder / "summary.json")
-        record = cls(config, requests, steps, events, notes, summary=summary)
+        told = tuple(str(note) for note in notes)
+        record = cls(config, requests, steps, events, told, summary=summary)
         record._folder = folder
         return record
 

@@ -197,6 +197,7 @@ def with_uneven(rows: StepRows, uneven: UnevenRows, layers: int) -> StepRows:
         np.concatenate([rows.seconds, seconds]),
         f"{rows.source} and {uneven.source}",
         rows.facts,
+        made=len(seconds),
     )
 
 
@@ -214,10 +215,15 @@ def held_out(rows: StepRows, seed: int = 0) -> Array:
 
 
 def calibrate(rows: StepRows, provenance: Provenance) -> Calibration:
-    """Fit measured steps; the error is that of k folds, the terms are fitted on all rows."""
-    ratio = held_out(rows)
+    """Fit measured steps; the error is that of k folds, the terms are fitted on all rows.
+
+    Rows that were made lie near the fit that they are made of, so they are not in the error.
+    """
+    measured = slice(0, len(rows) - rows.made)
+    ratio = held_out(rows)[measured]
     error = np.abs(ratio - 1.0)
-    members = regions(rows.columns)
+    every = regions(rows.columns)
+    members = {region: inside[measured] for region, inside in every.items()}
     levels = np.linspace(0.0, 1.0, QUANTILES)
     design = Design(rows.columns)
     terms = design.terms(solve(design, rows.columns, rows.seconds))
@@ -239,8 +245,8 @@ def calibrate(rows: StepRows, provenance: Provenance) -> Calibration:
             },
         ),
         hulls={
-            r: hull_of(r, {n: c[members[r]] for n, c in rows.columns.items()})
+            r: hull_of(r, {n: c[every[r]] for n, c in rows.columns.items()})
             for r in REGIONS
-            if members[r].any()
+            if every[r].any()
         },
     )

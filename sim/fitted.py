@@ -195,8 +195,10 @@ class FittedCost:
         self._of_decode_tail: list[float] = self._decode_tail.many(n).tolist()
         self._of_mixed_tail: list[float] = self._mixed_tail.many(n).tolist()
         if self._of_slots[1] < 0:
+            least = overhead - self._of_slots[1] / (layers or 1)
             raise ValueError(
-                f"an overhead of {1e6 * overhead:g} µs a layer leaves a step of one token no time"
+                f"--overhead-us-per-layer {1e6 * overhead:g} (or the cost file's overhead_layer_s) "
+                f"leaves a step of one token no time; give more than {1e6 * least:.3g}"
             )
         self._decode_pairs, self._mixed_pairs = t.decode_pairs.curve(), t.mixed_pairs.curve()
         self._sampled, self._prefill, self._pair = t.sampled_row, t.prefill, t.prefill_pair

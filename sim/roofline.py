@@ -103,7 +103,7 @@ class Roofline:
         self._of_layers[0] = 0.0
         if self._of_layers[1] < 0:
             raise ValueError(
-                f"an overhead of {1e6 * overhead_layer_s:g} µs a layer leaves a step no time"
+                f"--overhead-us-per-layer {1e6 * overhead_layer_s:g} leaves no step any time"
             )
         head = gemm_s(hardware, "bf16", slots, -(-model.vocab // tp), model.hidden)
         sample = slots * (8.0 * model.vocab) / bandwidth  # two passes over 32-bit logits

@@ -34,6 +34,8 @@ class StepRows:
     source: str
     facts: dict[str, Any]
     """What the file beside the table says of it (model, hardware, versions, ...)."""
+    made: int = 0
+    """Rows at the end that were not measured as they are, but made of a fit and a difference."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -67,6 +69,8 @@ def read_rows(path: Path) -> StepRows:
     table_path, facts_path = path, path.with_suffix(".json")
     if path.is_dir():
         table_path, facts_path = path / "steps.parquet", path / "config.json"
+        if not table_path.is_file():
+            raise RowsError(f"{path}: no steps.parquet in it; a record of --record full has one")
     table = read_table(table_path)
     if "iter_ms" in table:
         columns, seconds = _from_shapes(table, table_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.step_rows import RowsError, numbers, read_table, shape_columns
+from sim.step_rows import LEAST_ROWS, RowsError, numbers, read_table, shape_columns
 
 UNEVEN_COLUMNS = ("n", "pc", "kp", "kv_mean", "kv_big", "t_mean_us", "t_skew_us")
 """n decodes beside a prompt chunk of `pc` tokens after `kp`: mean and largest number of keys, and
@@ -53,9 +53,16 @@ def read_uneven(path: Path, forwards: int = 1) -> UnevenRows:
         numbers(table, name, path, over_zero=name in ("n", "kv_mean")).astype(np.int64)
         for name in UNEVEN_COLUMNS[:5]
     )
-    if (longest < mean).any():
-        row = int(np.flatnonzero(longest < mean)[0])
-        raise RowsError(f"{path}, row {row}: kv_big {longest[row]} is below kv_mean {mean[row]}")
     even, uneven = (numbers(table, name, path, over_zero=True) for name in UNEVEN_COLUMNS[5:])
+    if len(table) < LEAST_ROWS:
+        raise RowsError(f"{path}: {len(table)} lines; a fit needs {LEAST_ROWS} or more")
+    wrong = np.flatnonzero((longest < mean) | (longest > rows * mean))
+    if wrong.size:
+        row = int(wrong[0])
+        line = f"{path}:{row + 2}" if path.suffix != ".parquet" else f"{path}, row {row}"
+        raise RowsError(
+            f"{line}: kv_big is {longest[row]}, and {rows[row]} decodes of {mean[row]} keys on "
+            f"average have a longest of {mean[row]} to {rows[row] * mean[row]}"
+        )
     columns = shape_columns(chunk, context, rows, mean) | {"decode_longest": longest}
     return UnevenRows(columns, (uneven - even) * 1e-6 / forwards, path.name)

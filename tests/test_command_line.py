@@ -39,6 +39,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return call
 
 
+def test_a_full_disk_behind_the_output_is_a_message() -> None:
+    command = [sys.executable, "-m", "lengthwise", "trace", "describe", "chat", "--json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lengthwise: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_says_so(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lengthwise.api.read_trace", interrupted)
+    code, _, err = run("replay", "chat", "--limit", "5")
+    assert code == 130
+    assert "interrupted" in err
+
+
 @pytest.mark.parametrize(
     ("words", "heavy"), [("--help", "numpy pandas pydantic simpy"), ("replay --help", "pandas")]
 )

@@ -151,7 +151,11 @@ def make_plan(asked: Asked, folder: Path, tell: Told = lambda what: None) -> Pla
     for candidate in asked.candidates:
         machines.setdefault(candidate.machine, []).append(candidate)
     part = busiest(asked.trace, asked.screen)
-    screens = [Screened(part, every, asked.tolerance, tell) for every in machines.values()]
+
+    def worth(candidate: Candidate, outcome: Outcome) -> float:
+        return -_badness(asked, candidate, outcome)
+
+    screens = [Screened(part, every, asked.tolerance, tell, worth) for every in machines.values()]
     together(screens, asked.jobs)
     winners = _winners(screens)
     _refuse(asked, screens, winners)
@@ -177,17 +181,8 @@ def busiest(trace: Trace, count: int) -> Trace:
 
 def _winners(screens: Sequence[Screened]) -> list[tuple[Candidate, float]]:
     """The best of each machine on the screen's requests, and the scale it sustains there."""
-    winners = []
-    for screened in screens:
-        able = [
-            c
-            for c in screened.every
-            if c.number in screened.found and screened.found[c.number].low is not None
-        ]
-        if able:
-            best = max(able, key=screened.scale)
-            winners.append((best, screened.scale(best)))
-    return winners
+    bests = [(screened, screened.best()) for screened in screens]
+    return [(best, screened.scale(best)) for screened, best in bests if best is not None]
 
 
 def _refuse(
@@ -232,15 +227,14 @@ def _answers(
             f"what keeps the SLO on the busiest {asked.screen:,} requests does not on the whole "
             "trace, at any rate; raise --screen-requests"
         )
-    return sorted(answers, key=lambda answer: _badness(asked, answer))
+    return sorted(answers, key=lambda answer: _badness(asked, answer.candidate, answer.at))
 
 
-def _badness(asked: Asked, answer: Answer) -> float:
+def _badness(asked: Asked, candidate: Candidate, outcome: Outcome) -> float:
     """What decides, the smaller the better: dollars a token, or GPUs a good request."""
-    figures, gpus = answer.at.figures, answer.candidate.gpus
     if asked.prices is None:
-        return -per_gpu(figures, gpus)
-    return dollars(figures, gpus, asked.prices[answer.candidate.hardware])
+        return -per_gpu(outcome.figures, candidate.gpus)
+    return dollars(outcome.figures, candidate.gpus, asked.prices[candidate.hardware])
 
 
 def _plain(label: str) -> str:

@@ -24,6 +24,9 @@ NEAR = 1.2
 Told = Callable[[str], None]
 """Told what is going on."""
 
+Worth = Callable[[Candidate, Outcome], float]
+"""What a setting is worth at its highest rate, the more the better."""
+
 Rounds = Generator[Sequence[Task], Sequence[Any], None]
 """Yields tasks that may run at once, and takes their results."""
 
@@ -36,6 +39,7 @@ class Screened:
     every: Sequence[Candidate]
     tolerance: float
     tell: Told
+    worth: Worth
     refused: dict[int, str] = field(default_factory=dict)
     """Why settings cannot run, by number."""
     tried: dict[int, tuple[float, Outcome]] = field(default_factory=dict)
@@ -46,26 +50,41 @@ class Screened:
     def rounds(self) -> Rounds:
         """Climb from the middle setting, one step at a time; then see whether any other is better.
 
-        At last the neighbours of the best are bisected, and settings along the front.
+        At last settings along the front are bisected, and the neighbours of the best.
         """
-        best = yield from self._reference()
-        if best is None:
+        top = yield from self._reference()
+        if top is None:
             return
-        left = {c.number: c for c in self.every if c is not best and c.number not in self.refused}
-        while left and self.found[best.number].high is not None:
-            scale = self.scale(best) * (1 + self.tolerance)
-            near = [c for c in neighbours(best, self.every) if c.number in left]
+        left = {c.number: c for c in self.every if c is not top and c.number not in self.refused}
+        while left:
+            limit = self.found[top.number].high is not None
+            scale = self.scale(top) * (1 + self.tolerance if limit else 1)
+            near = [c for c in neighbours(top, self.every) if limit and c.number in left]
             asked = near or list(left.values())
             self.tell(f"{len(asked):,} of {len(left):,} settings at {scale:.3g} × the trace's rate")
             passed = yield from self._at(asked, scale)
-            ahead = sorted(passed, key=self._margin)[:AT_A_TIME]
+            ahead = sorted(passed, key=self._margin)[: AT_A_TIME if limit else None]
             yield from self._bisect(ahead)
-            best = max(best, *ahead, key=self.scale) if ahead else best
+            top = max(top, *ahead, key=self.scale) if ahead else top
             out = {c.number for c in asked} - {c.number for c in passed}
             left = {n: c for n, c in left.items() if n not in out and n not in self.found}
-        more = {c.number: c for c in (*neighbours(best, self.every), *self._front())}
-        known = {*self.found, *self.refused}
-        yield from self._bisect([c for n, c in more.items() if n not in known])
+        more = self._front()
+        while more:
+            yield from self._bisect(more)
+            best = self.best()
+            known = {*self.found, *self.refused}
+            around = [] if best is None else neighbours(best, self.every)
+            more = [c for c in around if c.number not in known]
+
+    def best(self) -> Candidate | None:
+        """What is worth most at its highest rate; None if no setting keeps the SLO."""
+        able = [c for c in self.every if c.number in self.found and self.found[c.number].low]
+        return max(able, key=lambda c: (self._worth(c), self.scale(c)), default=None)
+
+    def _worth(self, candidate: Candidate) -> float:
+        low = self.found[candidate.number].low
+        assert low is not None
+        return self.worth(candidate, low[1])
 
     def scale(self, candidate: Candidate) -> float:
         """The highest scale that a bisected candidate sustains; the least there is if none."""

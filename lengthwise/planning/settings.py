@@ -21,7 +21,7 @@ GRID: dict[str, tuple[int, ...]] = {
 MACHINE = ("model", "hardware", "tp", "dtype", "kv_dtype", "cost")
 """Fields that say what a replica runs on; the others say how."""
 
-FIXED = {"replicas", "router", "groups", "jump", "seed"}
+FIXED = {"replicas", "router", "groups", "jump", "seed", "record"}
 """Fields that a plan does not vary besides those of the trace and the SLO."""
 
 

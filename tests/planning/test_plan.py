@@ -232,6 +232,20 @@ def test_no_setting_of_the_grid_is_better(plan: tuple[Path, dict[str, Any], str]
                 assert price / tokens * 1e6 > best / 1.03
 
 
+def test_of_settings_that_sustain_every_rate_the_one_worth_most_wins(tmp_path: Path) -> None:
+    seats = ("--vary", "max-num-seqs=8,16,32")
+    done = planned(
+        "chat", "--limit", "60", "--slo", "ttft_p99_ms=1e9", *seats, folder=tmp_path / "p"
+    )
+    assert done.exit_code == 0, done.output
+    table = pd.read_parquet(tmp_path / "p" / "settings.parquet")
+    screen = table[table["found"] == "bisected"].set_index("max_num_seqs")
+    assert list(screen.index) == [8, 16, 32]
+    assert screen["rate"].nunique() == 1
+    answer = json.loads((tmp_path / "p" / "summary.json").read_text())
+    assert answer["settings"]["max_num_seqs"] == screen["goodput_per_gpu"].idxmax() == 32
+
+
 def test_the_range_lies_on_both_sides(plan: tuple[Path, dict[str, Any], str]) -> None:
     _, answer, said = plan
     slower, faster = answer["range"]["slower"], answer["range"]["faster"]
