@@ -254,6 +254,14 @@ def test_loading_says_what_is_wrong(record: Record, tmp_path: Path) -> None:
     (run / "config.json").write_text("[]")
     with pytest.raises(RecordError, match=r"config\.json: is not a JSON object"):
         Record.load(run)
+    for text, found in (
+        ('{"run": null}', "run is None"),
+        ('{"run": {"record": ["full"]}}', r"record \['full'\] is none of full"),
+        ('{"run": {}, "notes": null}', "notes is None"),
+    ):
+        (run / "config.json").write_text(text)
+        with pytest.raises(RecordError, match=rf"config\.json: {found}"):
+            Record.load(run)
 
 
 def test_tables_must_be_as_described(record: Record) -> None:

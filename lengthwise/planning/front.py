@@ -81,7 +81,8 @@ def _row(
         "limit": limit,
         "pareto": False,
         "reason": outcome.said,
-        "machine": " ".join(str(part) for part in candidate.machine[:3] if part is not None),
+        "machine": " ".join(str(part) for part in candidate.machine[:3] if part is not None)
+        or candidate.hardware,
     }
 
 
@@ -130,7 +131,8 @@ def picture(plan: Plan, table: pd.DataFrame, width: float = 8.0) -> Figure:
         ax.set_ylabel("output tokens/s per GPU")
         ax.set_title("At the highest rate that keeps the SLO")
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        _legend(figure, machines, look)
+        once = set(table.loc[table["found"] == SCREENED, "sustained"].astype(bool))
+        _legend(figure, machines, look, once)
     return figure
 
 
@@ -146,14 +148,18 @@ def _points(ax: Any, rows: pd.DataFrame, colour: str, marker: str) -> None:
     ax.plot(front["p99_tpot_ms"], front["output_tokens_per_gpu"], color=colour, zorder=3)
 
 
-def _legend(figure: Figure, machines: Sequence[str], look: Any) -> None:
+def _legend(figure: Figure, machines: Sequence[str], look: Any, once: set[bool]) -> None:
+    """What the marks mean; `once`: whether settings that were run once kept the SLO."""
     handles = [
         Line2D([], [], color=look[n].colour, marker=marker_of(machines, n), ms=5, label=n)
         for n in machines
     ]
+    marks = {True: (".", "run once"), False: ("x", "run once, SLO not kept")}
     handles += [
-        Line2D([], [], color=GREY, marker=".", ls="", label="run once"),
-        Line2D([], [], color=GREY, marker="x", ms=5, ls="", label="run once, SLO not kept"),
-        Line2D([], [], color="black", marker="*", ls="", ms=11, label="best, whole trace"),
+        Line2D([], [], color=GREY, marker=marker, ms=5, ls="", label=label)
+        for kept, (marker, label) in marks.items()
+        if kept in once
     ]
+    best = Line2D([], [], color="black", marker="*", ls="", ms=11, label="best, whole trace")
+    handles.append(best)
     figure.legend(handles=handles, loc="outside upper center", ncols=5)
