@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lengthwise.prepare import Prepared
 from serving.assemble import Assembled, Assembly
 from serving.keep import InFolder, InMemory, Keep, Nowhere
-from serving.recorder import SETTLE, Columns, Recorder
+from serving.recorder import SETTLE, Columns, Recorder, Sink
 from serving.totals import ExactSum
 from sim.fitted import FittedCost
 from traces import Trace
@@ -51,7 +51,7 @@ class Recording:
         lot = max(SETTLE // count, FEWEST)
         self.recorders = [Recorder(self._sink(replica), lot) for replica in range(count)]
 
-    def _sink(self, replica: int) -> Any:
+    def _sink(self, replica: int) -> Sink:
         def take(steps: Columns, events: NDArray[np.int64], waits: Mapping[int, float]) -> None:
             if replica in self._fitted:
                 outside = self._fitted[replica].outside(steps)

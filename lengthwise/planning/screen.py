@@ -48,13 +48,17 @@ class Screened:
     """Settings whose highest rate was bisected, by number."""
 
     def rounds(self) -> Rounds:
-        """Climb from the middle setting, one step at a time; then see whether any other is better.
-
-        At last settings along the front are bisected, and the neighbours of the best.
-        """
+        """Climb from the middle setting to the highest rate; then look along the front."""
         top = yield from self._reference()
-        if top is None:
-            return
+        if top is not None:
+            yield from self._climb(top)
+            yield from self._widen()
+
+    def _climb(self, top: Candidate) -> Rounds:
+        """From `top` to better neighbours while there are any, then to any other that is better.
+
+        Where the SLO holds for `top` at every rate, all others are run at its highest.
+        """
         left = {c.number: c for c in self.every if c is not top and c.number not in self.refused}
         while left:
             limit = self.found[top.number].high is not None
@@ -68,6 +72,9 @@ class Screened:
             top = max(top, *ahead, key=self.scale) if ahead else top
             out = {c.number for c in asked} - {c.number for c in passed}
             left = {n: c for n, c in left.items() if n not in out and n not in self.found}
+
+    def _widen(self) -> Rounds:
+        """Bisect settings along the front, then neighbours of the best while they are new."""
         more = self._front()
         while more:
             yield from self._bisect(more)
