@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lengthwise.ticking import ticking
-from serving.recorder import FINISH, Recorder
+from serving.recorder import FINISH, ROW, Recorder
 
 PERIOD = 0.25
 """Seconds between two looks."""
@@ -61,16 +61,18 @@ class Looker:
         if not (rows and ends):
             self._last = replace(last, done=done)
             return self._last
-        tokens = sum(r.steps * (r.features.prefill_tokens + r.features.decode_tokens) for r in rows)
+        columns = {name: rows[i :: len(ROW)] for i, name in enumerate(ROW)}
+        counts, now = columns["steps"], {name: column[-1] for name, column in columns.items()}
+        scheduled = zip(counts, columns["prefill_tokens"], columns["decode_tokens"], strict=True)
         self._last = Glimpse(
             total=last.total,
             done=done,
             seconds=ends[0],
             steps=steps,
-            tokens=tokens / sum(row.steps for row in rows),
-            waiting=rows[-1].waiting,
-            running=rows[-1].running,
-            kv_blocks=blocks[0] if rows[-1].steps > 1 else rows[-1].kv_blocks_used,
+            tokens=sum(n * (prompt + decode) for n, prompt, decode in scheduled) / sum(counts),
+            waiting=now["waiting"],
+            running=now["running"],
+            kv_blocks=blocks[0] if now["steps"] > 1 else now["kv_blocks_used"],
         )
         return self._last
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.request import Request
-from serving.step import NEW, Features, Step
+from serving.step import Features, Step
 from serving.tables import KINDS
 from serving.unbroken import unbroken
 
@@ -28,25 +28,17 @@ Sink = Callable[[Columns, NDArray[np.int64], Mapping[int, float]], None]
 them by step (shape [events, 5]), and by request how long it waited by choice, s."""
 
 
-class Row(NamedTuple):
-    """Steps that follow each other and are equal but for what the passing of steps changes."""
-
-    steps: int
-    step: int
-    start_s: float
-    waiting: int
-    running: int
-    preempted: int
-    kv_blocks_used: int
-    features: Features
+ROW = ("steps", "step", "waiting", "running", "preempted", "kv_blocks_used", *Features._fields)
+"""What is noted of steps that follow each other and are equal but for what their passing changes;
+`steps` is how many."""
 
 
 class Recorder:
     """One engine's steps and events, kept as they come and made into columns once.
 
-    A run of equal steps is one row; their ends and KV blocks are kept one by one. Rows, ends,
-    blocks and events are those of the current lot; earlier ones are columns. Another thread may
-    read them while it holds `lock`.
+    A run of equal steps is one row; their ends and KV blocks are kept one by one. Starts, rows,
+    ends, blocks and events are those of the current lot; earlier ones are columns. Another thread
+    may read them while it holds `lock`.
     """
 
     def __init__(self, sink: Sink | None = None, lot: int = SETTLE) -> None:
@@ -57,7 +49,8 @@ class Recorder:
                 `step_columns` and `event_rows`.
             lot: rows of a lot.
         """
-        self.rows: list[Row] = []
+        self.starts: list[float] = []  # s, one a row
+        self.rows: list[int] = []  # the fields of ROW, row after row
         self.ends: list[float] = []  # s, one a step
         self.blocks: list[int] = []  # KV blocks in use, one for each later step of a row
         self.events: list[int] = []
@@ -87,12 +80,12 @@ class Recorder:
 
     def step(self, step: Step, start: float, end: float) -> None:
         """One step ran from `start` to `end` (s)."""
-        rows = self.rows
         number, _, _, _, preempted, features, waiting, running, used = step
-        row = (1, number, start, waiting, running, len(preempted), used, features)
+        self.starts.append(start)
         self.ends.append(end)
-        rows.append(NEW(Row, row))  # last: an interrupt leaves no row without its end
-        if len(rows) >= self._lot:
+        # last: an interrupt leaves no row without its start and end
+        self.rows.extend((1, number, waiting, running, len(preempted), used, *features))
+        if len(self.starts) >= self._lot:
             self._settle()
 
     def run(self, step: Step, start: float, ends: Sequence[float], blocks: Sequence[int]) -> None:
@@ -105,9 +98,10 @@ class Recorder:
             blocks: KV blocks in use after the plan of each.
         """
         number, _, _, _, _, features, waiting, running, used = step
+        self.starts.append(start)
         self.ends.extend(ends)
         self.blocks.extend(blocks[1:])
-        self.rows.append(Row(len(ends), number, start, waiting, running, 0, used, features))
+        self.rows.extend((len(ends), number, waiting, running, 0, used, *features))
         if len(self.ends) >= 4 * self._lot:
             self._settle()
 
@@ -141,15 +135,18 @@ class Recorder:
         if self.lots and not self.rows and not self.events:
             return
         with unbroken():
-            events = np.array(self.events, np.int64).reshape(-1, 5)
-            columns = _columns(self.rows, self.ends, self.blocks)
+            events = _table(self.events, 5)
+            columns = _columns(self.rows, self.starts, self.ends, self.blocks)
             with self.lock:
                 self.lots.append((columns, events))
                 self.settled += 1
                 self._steps += len(columns["step"])
                 self.finished += int(np.count_nonzero(events[:, 2] == FINISH))
-                for lot in (self.rows, self.ends, self.blocks, self.events):
-                    lot.clear()
+                self.starts.clear()
+                self.rows.clear()
+                self.ends.clear()
+                self.blocks.clear()
+                self.events.clear()
             self._hand_on(1)
 
     def _hand_on(self, stay: int) -> None:
@@ -174,24 +171,28 @@ def _by_step(events: NDArray[np.int64]) -> NDArray[np.int64]:
     return events[np.argsort(step, kind="stable")] if (np.diff(step) < 0).any() else events
 
 
-def _columns(rows: Sequence[Row], ends: Sequence[float], blocks: Sequence[int]) -> Columns:
+def _table(numbers: Sequence[int], width: int) -> NDArray[np.int64]:
+    """Rows of so many numbers that lie one after the other; four times as fast as `np.array`."""
+    packed = struct.pack(f"{len(numbers)}q", *numbers)
+    return np.frombuffer(packed, np.int64).reshape(-1, width)
+
+
+def _columns(
+    rows: Sequence[int], starts: Sequence[float], ends: Sequence[float], blocks: Sequence[int]
+) -> Columns:
     """A line a step, from rows that stand for one or more each; ends without a row are not told."""
-    *fields, features = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
-    sums = np.fromiter(chain.from_iterable(features), np.int64).reshape(-1, len(Features._fields))
-    counts = np.array(fields[0], np.int64)
-    table: Columns = {
-        name: np.repeat(np.array(values, float if name == "start_s" else np.int64), counts)
-        for name, values in zip(Row._fields[1:-1], fields[1:], strict=True)
-    }
-    table |= {name: np.repeat(sums[:, i], counts) for i, name in enumerate(Features._fields)}
+    table = _table(rows, len(ROW))
+    counts = table[:, 0]
+    columns: Columns = {name: np.repeat(table[:, i], counts) for i, name in enumerate(ROW) if i}
     first, count = np.cumsum(counts) - counts, int(counts.sum())
     ahead = np.arange(count) - np.repeat(first, counts)  # place within its row
-    table["end_s"] = end = np.array(ends[:count], np.float64)
-    table["step"] += ahead
-    table["decode_useful_pairs"] += ahead * table["decode_tokens"]
-    table["decode_computed_pairs"] += ahead * table["decode_rows"]
-    table["decode_longest"] += ahead
+    columns["start_s"] = start = np.repeat(np.array(starts[: len(table)], np.float64), counts)
+    columns["end_s"] = end = np.array(ends[:count], np.float64)
+    columns["step"] += ahead
+    columns["decode_useful_pairs"] += ahead * columns["decode_tokens"]
+    columns["decode_computed_pairs"] += ahead * columns["decode_rows"]
+    columns["decode_longest"] += ahead
     later = ahead > 0
-    table["start_s"][later] = end[np.flatnonzero(later) - 1]
-    table["kv_blocks_used"][later] = blocks[: later.sum()]
-    return table
+    start[later] = end[np.flatnonzero(later) - 1]
+    columns["kv_blocks_used"][later] = blocks[: later.sum()]
+    return columns

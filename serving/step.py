@@ -115,9 +115,23 @@ def mixed_features(
         decode_pairs: query-key pairs of the decodes.
         longest: the most of them that one decode has.
     """
-    decodes = (decode_pairs, decode_pairs)
-    chunks = (tokens, live, tokens, live, pairs, pairs)
-    return NEW(Features, (*chunks, *decodes, rows, live, sampled + live, read, longest))
+    emitted, keys = sampled + live, decode_pairs
+    sums = (
+        tokens,
+        live,
+        tokens,
+        live,
+        pairs,
+        pairs,
+        keys,
+        keys,
+        rows,
+        live,
+        emitted,
+        read,
+        longest,
+    )
+    return NEW(Features, sums)
 
 
 class Step(NamedTuple):

@@ -14,7 +14,7 @@ from lengthwise import glimpse
 from lengthwise.glimpse import Glimpse, Looker
 from lengthwise.live import View, live
 from policies.sglang.planner import NOBODY
-from serving.recorder import FINISH, SETTLE, Recorder, Row
+from serving.recorder import FINISH, ROW, SETTLE, Recorder
 from serving.step import PACKED, Features, Step
 from traces import Trace
 
@@ -84,7 +84,7 @@ def test_nothing_has_run_yet_or_half_a_step_is_written() -> None:
     looker = Looker(recorder, 5)
     assert looker.look() == Glimpse(5)
     recorder.log((0, 3, FINISH, 1, -1))
-    recorder.rows.append(Row(1, 0, 0.0, 0, 1, 0, 4, Features()))
+    recorder.rows += [1] * len(ROW)
     assert looker.look() == Glimpse(5, done=1)
 
 
