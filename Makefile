@@ -10,6 +10,7 @@ demo: .venv/.core
 	$(BIN)/lengthwise compare chat --out runs/demo --force
 
 test: .venv/.dev lint
+	$(MAKE) .venv/.core
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 	$(MAKE) notebooks demo
 
@@ -39,14 +40,20 @@ pictures: demo
 clean:
 	rm -rf .venv build dist runs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Stamps: what is installed already is not installed again until pyproject.toml changes.
-.venv/.core: pyproject.toml
+# Stamps: what is installed already is not installed again until its files change. The package is
+# compiled as it is installed (setup.py); `python -m pytest` and `python -m lengthwise` run the
+# sources in this folder as they are.
+SOURCES := $(shell find lengthwise traces serving policies sim executor -name '*.py' -o -name '*.toml' -o -name '*.json')
+
+.venv/.core: pyproject.toml setup.py $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable .
+	rm -rf build
+	$(PIP) .
 	touch $@
 
-.venv/.dev: pyproject.toml
+.venv/.dev: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	rm -rf build
 	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[executor,dev]'
+	$(PIP) '.[executor,dev]'
 	touch $@ .venv/.core

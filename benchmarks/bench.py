@@ -5,7 +5,9 @@
 Each case runs in a process of its own, so that peak memory is its own. The unit is the CPU time of
 one bare SimPy timeout, measured before and after every run of ours, since the machine's speed
 drifts: what can be compared between machines are the ratios. Figures are medians. The cases are in
-`cases.py`; those on published traces need the folder that holds them.
+`cases.py`; those on published traces need the folder that holds them. The package is measured as it
+is installed, compiled where a C compiler was at hand; to compare, both revisions are installed
+aside.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,9 +40,9 @@ COLUMNS = {
 }
 
 
-def run_case(name: str, traces: str, code: Path = CODE) -> dict[str, object]:
-    """One case in a process of its own, on the sources in `code`."""
-    environment = {**os.environ, "PYTHONPATH": str(code)}
+def run_case(name: str, traces: str, package: Path | None = None) -> dict[str, object]:
+    """One case in a process of its own, on what is installed in the folder `package`, or here."""
+    environment = os.environ if package is None else {**os.environ, "PYTHONPATH": str(package)}
     command = [sys.executable, str(HERE / "cases.py"), name, "--traces", traces]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -48,7 +51,7 @@ def run_case(name: str, traces: str, code: Path = CODE) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def instructions(name: str, requests: int, code: Path = CODE) -> int | None:
+def instructions(name: str, requests: int) -> int | None:
     """Machine instructions of a case's first requests by callgrind, start-up taken off."""
     counts = []
     for limit in (requests, 1):
@@ -57,7 +60,7 @@ def instructions(name: str, requests: int, code: Path = CODE) -> int | None:
             script = [str(HERE / "cases.py"), name, "--count", str(limit)]
             done = subprocess.run(
                 ["valgrind", "--tool=callgrind", out, sys.executable, *script],
-                env={**os.environ, "PYTHONPATH": str(code), "PYTHONHASHSEED": "0"},
+                env={**os.environ, "PYTHONHASHSEED": "0"},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -76,16 +79,26 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def install(source: Path, package: Path) -> Path:
+    """Install the package from its sources into a folder of its own."""
+    shutil.rmtree(source / "build", ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    subprocess.run([*pip, str(package), str(source)], check=True)
+    return package
+
+
 def compare(names: list[str], traces: str, revision: str) -> None:
     """The same cases on another revision, run by run in turn, and what the time is of its own."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
+        base = Path(folder) / "sources"
         git = ["git", "-C", str(CODE), "worktree"]
         subprocess.run([*git, "add", "--detach", "--quiet", str(base), revision], check=True)
         try:
+            then = install(base, Path(folder) / "then")
+            now = install(CODE, Path(folder) / "now")
             for name in names:
-                old, new = (run_case(name, traces, code) for code in (base, CODE))
+                old, new = run_case(name, traces, then), run_case(name, traces, now)
                 row: dict[str, object] = {"case": name}
                 for key in ("timeouts_per_request", "peak_mb"):
                     row[f"{key}, {revision}"] = old.get(key, old.get("failed"))
@@ -133,7 +146,8 @@ def main() -> None:
     for name, count in counted.items():
         told = "not counted: no valgrind" if count is None else f"{count / 500:,.0f} a request"
         print(f"instructions, {name}: {told}")
-    print(f"kept: {kept}")
+    loops = {str(row["loop"]) for row in rows if "loop" in row}
+    print(f"the loop: {' and '.join(sorted(loops)) or 'not run'}; kept: {kept}")
 
 
 if __name__ == "__main__":

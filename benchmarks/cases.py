@@ -19,6 +19,7 @@ from typing import Any
 
 import simpy
 
+import sim.engine
 from lengthwise.config import RunConfig
 from lengthwise.prepare import Prepared, prepare, requests_of
 from policies.compose import NAMED, compose
@@ -134,6 +135,7 @@ def measure(name: str, folder: str) -> dict[str, object]:
     count, events = len(trace), len(recorder.event_rows())
     return {
         "case": name,
+        "loop": "sources" if sim.engine.__file__.endswith(".py") else "compiled",
         "requests": count,
         "steps": steps,
         "cpu_s": round(seconds, 3),

@@ -22,7 +22,7 @@ trap 'rm -rf "$RECORDS"' EXIT
 missing=$("$PYTHON" - <<'PY'
 from importlib.util import find_spec
 needed = ("numpy pandas pyarrow scipy pydantic yaml rich simpy typer zstandard matplotlib torch "
-          "safetensors pytest hypothesis transformers")
+          "mypy_extensions safetensors pytest hypothesis transformers")
 print(" ".join(name for name in needed.split() if find_spec(name) is None))
 PY
 ) || exit

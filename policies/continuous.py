@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
+from mypy_extensions import mypyc_attr
+
 from policies.admission import Admission, Limits
 from policies.grouping import Fcfs, Grouping
 from policies.in_order import InOrder
@@ -34,6 +36,7 @@ class Planned:
         self.lost: Sequence[Request] = ()  # preempted since, with a token due from it
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Continuous:
     """Plans step after step: running requests, then the prompts that the grouping lets in."""
 
@@ -182,8 +185,9 @@ class Continuous:
             self.log((self.number, request.index, SKIP, 0, -1))
         self._alike = bool(live) and not (works or ending or skipped or self._preempted)
         tokens = self.limits.max_num_batched_tokens - room.budget - live
-        chunks = (tokens, room.pairs, len(works), sampled, room.read)
-        features = mixed_features(*chunks, live, pairs, longest)
+        features = mixed_features(
+            tokens, room.pairs, len(works), sampled, room.read, live, pairs, longest
+        )
         return self._planned(tuple(works), features, ending, joined)
 
     def _planned(

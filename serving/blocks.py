@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from serving.request import Request
 
 UNLIMITED = 1 << 62
@@ -20,12 +22,12 @@ class BlockListener(Protocol):
         """A cached block is thrown out."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Blocks:
     """Counted KV blocks. A running request holds exactly ceil(computed / size) of them."""
 
-    caching = False
-
-    def __init__(self, usable: int | None, size: int) -> None:
+    def __init__(self, usable: int | None, size: int, caching: bool = False) -> None:
+        self.caching = caching  # whether full blocks can be hit
         self.usable = UNLIMITED if usable is None else usable
         self.size = size
         self.free = self.usable

@@ -64,8 +64,6 @@ class IdleQueue:
 class PrefixBlocks(Blocks):
     """Blocks with a prefix cache: longest cached run hits, least recently used is evicted."""
 
-    caching = True
-
     def __init__(self, usable: int | None, size: int, per_hash: int = 1) -> None:
         """All blank.
 
@@ -74,7 +72,7 @@ class PrefixBlocks(Blocks):
             size: tokens of a block.
             per_hash: blocks that one of a request's hashes covers.
         """
-        super().__init__(usable, size)
+        super().__init__(usable, size, caching=True)
         self._per_hash = per_hash
         self._blank = self.usable
         self._cached: dict[int, list[Run]] = {}  # by key, oldest first

@@ -87,6 +87,30 @@ class Mine(Drain):
         super().__init__(settings.max_num_seqs, PadToLongest(), blocks, queue, recorder)
 
 
+from policies.admission import Limits
+from policies.continuous import Continuous
+
+
+class Counting(Continuous):
+    """One that builds on ours, and is asked wherever ours would be."""
+
+    def __init__(self, settings, blocks, queue, recorder):
+        limits = Limits(settings.max_num_batched_tokens, settings.max_num_seqs)
+        super().__init__(limits, blocks, queue, recorder)
+        self.entered = self.left = 0
+
+    def admitted(self, request, hit):
+        self.entered += 1
+        super().admitted(request, hit)
+
+    def complete(self, step):
+        finished = super().complete(step)
+        self.left += len(finished)
+        if self.entered - self.left != len(self.running):
+            raise RuntimeError("somebody entered unseen")
+        return finished
+
+
 number = 3
 '''
 
@@ -120,6 +144,12 @@ def test_a_grouping_under_another_lifecycle(module: Path, lifecycle: str) -> Non
 def test_a_planner_from_a_file(module: Path) -> None:
     record = run(f"{module}:Mine", max_num_seqs=4)
     assert record.requests.equals(run("dynamic-padding", max_num_seqs=4).requests)
+
+
+def test_a_planner_built_on_ours(module: Path) -> None:
+    record = run(f"{module}:Counting", max_num_batched_tokens=1024)
+    ours = run("chunked-prefill", max_num_batched_tokens=1024)
+    assert record.requests.equals(ours.requests)
 
 
 def test_a_policy_from_a_module(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
