@@ -53,7 +53,8 @@ class Looker:
         with recorder.lock:  # each slice and each append is one operation of the interpreter
             if recorder.settled != self._settled:
                 self._settled, self._rows = recorder.settled, 0
-            rows = recorder.rows[self._rows :]
+            whole = len(recorder.rows) // len(ROW) * len(ROW)
+            rows = recorder.rows[self._rows : whole]
             kinds, done = recorder.events[2::5], recorder.finished + len(recorder.refused)
             ends, blocks, steps = recorder.ends[-1:], recorder.blocks[-1:], len(recorder)
         self._rows += len(rows)

@@ -297,4 +297,4 @@ class Continuous:
         last.ending = self.group.advance(steps - 1)
         self._alike = not last.ending
         self.number = last.id + 1
-        return step._replace(id=last.id), used
+        return NEW(Step, (last.id, *step[1:])), used

@@ -122,11 +122,11 @@ class Core:
                 self._waiting_since = now
             return planned
         self.in_flight += 1
-        for work in planned.prefill:
-            mark = work.request.wait_mark
+        for request, _, _, _ in planned.prefill:
+            mark = request.wait_mark
             if mark is not None:  # its first step
-                self.recorder.waited(work.request, self._waited - mark)
-                work.request.wait_mark = None
+                self.recorder.waited(request, self._waited - mark)
+                request.wait_mark = None
         return planned
 
     def run_length(self, most: int) -> int:

@@ -83,8 +83,8 @@ class Recorder:
         number, _, _, _, preempted, features, waiting, running, used = step
         self.starts.append(start)
         self.ends.append(end)
-        # last: an interrupt leaves no row without its start and end
-        self.rows.extend((1, number, waiting, running, len(preempted), used, *features))
+        self.rows.extend((1, number, waiting, running, len(preempted), used))
+        self.rows.extend(features)  # last: an interrupt leaves no whole row without its end
         if len(self.starts) >= self._lot:
             self._settle()
 
@@ -101,7 +101,8 @@ class Recorder:
         self.starts.append(start)
         self.ends.extend(ends)
         self.blocks.extend(blocks[1:])
-        self.rows.extend((len(ends), number, waiting, running, 0, used, *features))
+        self.rows.extend((len(ends), number, waiting, running, 0, used))
+        self.rows.extend(features)
         if len(self.ends) >= 4 * self._lot:
             self._settle()
 
@@ -172,27 +173,28 @@ def _by_step(events: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _table(numbers: Sequence[int], width: int) -> NDArray[np.int64]:
-    """Rows of so many numbers that lie one after the other; four times as fast as `np.array`."""
-    packed = struct.pack(f"{len(numbers)}q", *numbers)
+    """Whole rows of so many numbers each; four times as fast as `np.array`."""
+    count = len(numbers) // width * width
+    packed = struct.pack(f"{count}q", *numbers[:count])
     return np.frombuffer(packed, np.int64).reshape(-1, width)
 
 
 def _columns(
     rows: Sequence[int], starts: Sequence[float], ends: Sequence[float], blocks: Sequence[int]
 ) -> Columns:
-    """A line a step, from rows that stand for one or more each; ends without a row are not told."""
+    """A line a step, from rows that stand for one or more each, as far as they are whole."""
     table = _table(rows, len(ROW))
     counts = table[:, 0]
     columns: Columns = {name: np.repeat(table[:, i], counts) for i, name in enumerate(ROW) if i}
     first, count = np.cumsum(counts) - counts, int(counts.sum())
     ahead = np.arange(count) - np.repeat(first, counts)  # place within its row
-    columns["start_s"] = start = np.repeat(np.array(starts[: len(table)], np.float64), counts)
-    columns["end_s"] = end = np.array(ends[:count], np.float64)
+    columns["start_s"] = start = np.repeat(np.fromiter(starts, np.float64, len(table)), counts)
+    columns["end_s"] = end = np.fromiter(ends, np.float64, count)
     columns["step"] += ahead
     columns["decode_useful_pairs"] += ahead * columns["decode_tokens"]
     columns["decode_computed_pairs"] += ahead * columns["decode_rows"]
     columns["decode_longest"] += ahead
     later = ahead > 0
     start[later] = end[np.flatnonzero(later) - 1]
-    columns["kv_blocks_used"][later] = blocks[: later.sum()]
+    columns["kv_blocks_used"][later] = _table(blocks, 1)[: later.sum(), 0]
     return columns

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from serving.request import Request
 
-NEW = tuple.__new__
+NEW: Final = tuple.__new__
 """Makes a named tuple in a third of the time that calling its class takes."""
 
 

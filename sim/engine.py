@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import simpy
 
 from serving.core import Core
 from serving.recorder import Recorder
 from serving.request import Request
-from serving.step import NEW, Step, Wait
+from serving.step import Step, Wait
 from sim.cost import CostModel
 from sim.graphs import pad_decode
 
@@ -100,15 +100,16 @@ class Feed:
             self._set_alarm()
 
 
-class Flight(NamedTuple):
-    """A step that runs, or a run of equal ones; s."""
+class Flight:
+    """A step that runs, or a run of equal ones."""
 
-    step: Step
-    start: float
-    end: float
-    """Of the step, or of the last of the run."""
-    ends: Sequence[float] = ()
-    """Of each step of a run."""
+    __slots__ = ("end", "ends", "start", "step")
+
+    def __init__(self, step: Step, start: float, end: float, ends: Sequence[float] = ()) -> None:
+        self.step = step
+        self.start = start  # s
+        self.end = end  # of the step, or of the last of the run, s
+        self.ends = ends  # of each step of a run, s
 
 
 class Replica:
@@ -216,7 +217,7 @@ class Replica:
                     return Flight(step, start, ends[-1], ends)
         self._last_end = end = start + cost.seconds(step.features)
         self.recorder.step(step, start, end)
-        return NEW(Flight, (step, start, end, ()))
+        return Flight(step, start, end)
 
     def _steps_until(self, time: float, start: float, step: Step) -> int:
         """About how many steps like this one start before `time`, two more than that."""
@@ -344,6 +345,7 @@ def simulate(
         Replica(env, feed, *engine, price, way, alone)
         for engine, price, way in zip(engines, costs, ways, strict=True)
     ]
+    env.timeout(inf)  # something is always due: `peek` is slow where nothing is
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live for a moment, and none of them in a cycle
     try:
