@@ -19,6 +19,8 @@ HOT = [
     "policies/admission.py",
     "policies/in_order.py",
     "policies/continuous.py",
+    "policies/layout.py",
+    "policies/drain.py",
     "sim/curve.py",
     "sim/roofline.py",
     "sim/engine.py",

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from policies.grouping import Fcfs, Grouping
 from policies.layout import Padding
 from serving.blocks import Blocks
@@ -181,6 +183,7 @@ class Ending(NamedTuple):
     last: bool  # of its batch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Drain:
     """Forms a batch, runs its prompts in one step, then decodes until the last row ends."""
 
