@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -211,14 +212,16 @@ def refusals(record: Record, most: int = 5) -> RenderableType | None:
         record: the run.
         most: how many requests to name for each reason.
     """
-    refused = record.requests[record.requests["status"] == "refused"]
+    columns = record.request_columns
+    refused = np.flatnonzero(columns["status"] == "refused")
     if not len(refused):
         return None
     groups: dict[str, list[tuple[int, str]]] = {}
-    for request, reason in zip(refused["request"], refused["reason"], strict=True):
+    for request, reason in zip(*(columns[c][refused] for c in ("request", "reason")), strict=True):
         # Reasons of one kind differ only in their numbers.
         groups.setdefault(re.sub(r"\d+", "#", str(reason)), []).append((request, str(reason)))
-    lines = [Text(f"{len(refused):,} of {len(record.requests):,} requests refused", style="bold")]
+    total = len(columns["status"])
+    lines = [Text(f"{len(refused):,} of {total:,} requests refused", style="bold")]
     for group in sorted(groups.values(), key=len, reverse=True):
         request, reason = group[0]
         line = f"  {len(group):,}: request {request}: {reason}"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from serving.gaps import RANKS, TokenGaps
-from serving.keep import InMemory, Keep, Table
+from serving.keep import InMemory, Keep, Kept
 from serving.metrics import Folded
-from serving.parquet import make_table
+from serving.parquet import Arrays
 from serving.recorder import ADMIT, FINISH, FIRST, PREEMPT, Columns, Recorder
 from serving.request import Request
 from serving.tables import REQUESTS
 from serving.totals import StepTotals
 from traces.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Estimate = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float64]]
 """Figures a step from the step table's columns, shape [steps]: FLOPs, or bytes moved."""
@@ -29,9 +31,9 @@ Estimates = Estimate | Sequence[Estimate | None] | None
 class Assembled(NamedTuple):
     """What a run gave."""
 
-    requests: pd.DataFrame
-    steps: Table
-    events: Table
+    requests: Arrays
+    steps: Kept
+    events: Kept
     folded: Folded
 
 
@@ -117,7 +119,7 @@ class Assembly:
         _derive(requests)
         admitted = requests["prompt_tokens"][requests["replica"] >= 0]
         return Assembled(
-            make_table(requests, REQUESTS),
+            Arrays({name: requests[name] for name in REQUESTS}, REQUESTS),
             *self._keep.tables(),
             Folded(
                 self._totals,
@@ -140,7 +142,8 @@ def assemble(
         columns, events = recorder.step_columns(), recorder.event_rows()
         assembly.take(replica, columns, events, recorder.waits)
     made = assembly.finish([entry for recorder in recorders for entry in recorder.refused])
-    return made.requests, cast(pd.DataFrame, made.steps), cast(pd.DataFrame, made.events)
+    request_table, step_table, event_table = (t.read() for t in made[:3] if t is not None)
+    return request_table, step_table, event_table
 
 
 def _blank_requests(trace: Trace) -> dict[str, NDArray[Any]]:

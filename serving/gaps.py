@@ -12,13 +12,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from serving.distribution import Distribution
 from serving.tables import KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 IntArray = NDArray[np.int64]
 

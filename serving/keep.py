@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from serving.parquet import ROWS, RowGroups, Stored, batch_of, make_table, schema_of
+from serving.parquet import ROWS, Arrays, RowGroups, Stored, batch_of, schema_of
 from serving.recorder import Columns
 from serving.tables import EVENTS, STEPS
 
-Table = pd.DataFrame | Stored | None
-"""A table, or the file it lies in, or None where it is not kept."""
+Kept = Arrays | Stored | None
+"""A table in memory, or the file it lies in, or None where it is not kept."""
 
 
 class Keep(Protocol):
@@ -25,7 +24,7 @@ class Keep(Protocol):
     def take(self, replica: int, steps: Columns, events: NDArray[np.int64]) -> None:
         """The next steps of a replica, columns as `STEPS`, and their events, shape [events, 5]."""
 
-    def tables(self) -> tuple[Table, Table]:
+    def tables(self) -> tuple[Kept, Kept]:
         """The step table (in order of start and replica) and the event table (by replica)."""
 
 
@@ -41,7 +40,7 @@ class InMemory:
         self._steps[replica].append(steps)
         self._events[replica].append(events)
 
-    def tables(self) -> tuple[Table, Table]:
+    def tables(self) -> tuple[Kept, Kept]:
         """Both tables; what they are made of is let go."""
         lots = [lot for own in self._steps for lot in own]
         columns = {name: np.concatenate([lot.pop(name) for lot in lots]) for name in STEPS}
@@ -49,7 +48,7 @@ class InMemory:
             order = np.lexsort((columns["replica"], columns["start_s"]))
             columns = {name: column[order] for name, column in columns.items()}
         events = np.concatenate([rows for own in self._events for rows in own])
-        return make_table(columns, STEPS), make_table(_event_columns(events), EVENTS)
+        return Arrays(columns, STEPS), Arrays(_event_columns(events), EVENTS)
 
 
 class InFolder:
@@ -78,7 +77,7 @@ class InFolder:
         for aside, batch in zip(self._aside, (rows, lines), strict=True):
             aside.add(replica, batch)
 
-    def tables(self) -> tuple[Table, Table]:
+    def tables(self) -> tuple[Kept, Kept]:
         """End the files."""
         if self._aside is not None:
             steps, events = self._aside
@@ -102,7 +101,7 @@ class Nowhere:
     def take(self, replica: int, steps: Columns, events: NDArray[np.int64]) -> None:
         """Let them go."""
 
-    def tables(self) -> tuple[Table, Table]:
+    def tables(self) -> tuple[Kept, Kept]:
         """There are none."""
         return None, None
 

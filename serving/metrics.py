@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from serving.distribution import Distribution
 from serving.gaps import token_gaps
 from serving.slo import LATENCIES, attainment
-from serving.tables import STEPS
+from serving.tables import STEPS, finished_of
 from serving.totals import StepTotals
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["LATENCIES", "Folded", "latencies", "summarize"]
 
@@ -53,7 +56,7 @@ class Folded:
 
 def summarize(
     config: Mapping[str, Any],
-    requests: pd.DataFrame,
+    requests: Mapping[str, NDArray[Any]],
     folded: Folded,
     slo: Mapping[str, float] | None = None,
     goodput: Mapping[str, float] | None = None,
@@ -64,7 +67,7 @@ def summarize(
         config: what the run was; used, where present: `policy`, `max_num_batched_tokens` (the
             budget), `kv_blocks` (usable blocks), `peak_flops` (FLOP/s), `peak_bytes_per_s`,
             `enable_prefix_caching`.
-        requests: table with the columns of `serving.tables.REQUESTS`.
+        requests: columns of `serving.tables.REQUESTS`, shape [requests] each.
         folded: of the steps and events.
         slo: limits on the run's figures, in ms by name (`ttft_p99_ms`).
         goodput: limits on each request, in ms by latency (`ttft`, `tpot`, `e2el`). With either the
@@ -73,22 +76,25 @@ def summarize(
     Raises:
         ValueError: a limit on something else.
     """
-    status = requests["status"].to_numpy()
-    finished = requests[status == "finished"]
-    duration = _duration(requests, finished)
+    status = np.asarray(requests["status"])
+    finished = finished_of(requests)
+    count, completed = len(status), len(finished["finished_s"])
+    duration = None  # from the first arrival to the last finish, s
+    if completed:
+        duration = float(finished["finished_s"].max() - np.min(requests["arrival_s"]))
     prompt = int(finished["prompt_tokens"].sum())
     output = int(finished["output_tokens"].sum())
     steps, use = folded.steps, folded.steps.efficiency
     summary: dict[str, Any] = {
         "policy": config.get("policy"),
-        "num_prompts": len(requests),
-        "completed": len(finished),
+        "num_prompts": count,
+        "completed": completed,
         "refused": int(np.sum(status == "refused")),
         "unfinished": int(np.sum(status == "unfinished")),
         "duration": duration,
         "total_input_tokens": prompt,
         "total_output_tokens": output,
-        "request_throughput": _ratio(len(finished), duration),
+        "request_throughput": _ratio(completed, duration),
         "output_throughput": _ratio(output, duration),
         "total_token_throughput": _ratio(prompt + output, duration),
     }
@@ -103,7 +109,7 @@ def summarize(
         "steps": steps.steps,
         **_step_figures(config, steps),
         "mean_grouping_wait_ms": _ms(Distribution.of(finished["grouping_wait_s"]).mean()),
-        "preemptions": int(requests["preemptions"].sum()),
+        "preemptions": int(np.sum(requests["preemptions"])),
         "prefix_hit_rate": _prefix_hit_rate(config, folded),
         **_kv_figures(config, steps),
         **_utilisation(config, steps),
@@ -113,9 +119,9 @@ def summarize(
     return summary
 
 
-def latencies(requests: pd.DataFrame, folded: Folded) -> dict[str, Distribution]:
+def latencies(requests: Mapping[str, NDArray[Any]], folded: Folded) -> dict[str, Distribution]:
     """The distributions of `LATENCIES` over finished requests, in seconds."""
-    finished = requests[requests["status"] == "finished"]
+    finished = finished_of(requests)
     return {
         "ttft": Distribution.of(finished["ttft_s"]),
         "tpot": Distribution.of(finished["tpot_s"]),
@@ -123,13 +129,6 @@ def latencies(requests: pd.DataFrame, folded: Folded) -> dict[str, Distribution]
         "e2el": Distribution.of(finished["e2e_s"]),
         "queue": Distribution.of(finished["queue_s"]),
     }
-
-
-def _duration(requests: pd.DataFrame, finished: pd.DataFrame) -> float | None:
-    """Seconds from the first arrival to the last finish; None if nothing finished."""
-    if not len(finished):
-        return None
-    return float(finished["finished_s"].max() - requests["arrival_s"].min())
 
 
 def _figures(name: str, values: Distribution) -> dict[str, float | None]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from serving.folder import FolderError
 from serving.tables import KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS = 1 << 16
 """Rows of a row group; the last one has fewer."""
@@ -40,13 +42,37 @@ def schema_of(columns: Mapping[str, str]) -> pa.Schema:
 
 def batch_of(values: Mapping[str, NDArray[Any]], columns: Mapping[str, str]) -> pa.RecordBatch:
     """Rows of a table: an array a column, kinds of event as numbers; NaN becomes null."""
-    made = [
-        pa.DictionaryArray.from_arrays(pa.array(values[name].astype(np.int8)), list(KINDS))
-        if dtype == "category"
-        else pa.array(values[name], _ARROW[dtype], from_pandas=True)
-        for name, dtype in columns.items()
-    ]
+    made = []
+    for name, dtype in columns.items():
+        if dtype == "category":
+            kinds = _numbers(values[name].astype(np.int8), pa.int8())
+            made.append(pa.DictionaryArray.from_arrays(kinds, _texts(list(KINDS))))
+        elif dtype == "object":
+            made.append(_texts(values[name]))
+        else:
+            made.append(_numbers(values[name].astype(dtype), _ARROW[dtype]))
     return pa.RecordBatch.from_arrays(made, schema=schema_of(columns))
+
+
+# From their bytes: `pa.array` imports pandas, which takes longer than a short run.
+
+
+def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Numbers of this kind as they lie in memory; NaN becomes null."""
+    missing = np.isnan(values)
+    present = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+    return pa.Array.from_buffers(
+        kind, len(values), [present, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def _texts(values: Sequence[str | None] | NDArray[Any]) -> pa.Array:
+    """Texts one behind the other; None becomes null."""
+    texts = [b"" if text is None else text.encode() for text in values]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    present = np.packbits([text is not None for text in values], bitorder="little")
+    parts = (ends, b"".join(texts), present)
+    return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, parts))
 
 
 class RowGroups:
@@ -101,6 +127,15 @@ def write_table(table: pd.DataFrame, columns: Mapping[str, str], path: Path) -> 
     file.close()
 
 
+def write_arrays(arrays: Arrays, path: Path) -> None:
+    """Write a table that nobody has looked at yet."""
+    file = RowGroups(path, arrays.columns)
+    for begin in range(0, len(arrays), ROWS):
+        rows = {name: values[begin : begin + ROWS] for name, values in arrays.values.items()}
+        file.add(batch_of(rows, arrays.columns))
+    file.close()
+
+
 def make_table(columns: Mapping[str, Any], schema: Mapping[str, str]) -> pd.DataFrame:
     """A table with exactly the columns and types of `schema` (`REQUESTS`, `STEPS` or `EVENTS`).
 
@@ -113,12 +148,16 @@ def make_table(columns: Mapping[str, Any], schema: Mapping[str, str]) -> pd.Data
         KeyError: a column is missing.
         ValueError: columns of different lengths, or a kind of event that is none of `KINDS`.
     """
+    import pandas as pd  # which takes longer to import than a short run takes
+
     made = {name: _series(columns[name], dtype) for name, dtype in schema.items()}
     return pd.DataFrame(made, copy=False)
 
 
 def _series(values: Any, dtype: str) -> pd.Series[Any]:
     """Values as a column of a table; pandas would otherwise make text a type of its own."""
+    import pandas as pd
+
     if dtype != "category":
         array = np.asarray(values, dtype)
         return pd.Series(array, dtype=dtype, copy=not array.flags.writeable)
@@ -129,6 +168,24 @@ def _series(values: Any, dtype: str) -> pd.Series[Any]:
     if (codes < 0).any():
         raise ValueError(f"{values[int(np.argmin(codes))]!r} is no kind of event")
     return pd.Series(pd.Categorical.from_codes(codes, kinds))
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A table in memory that becomes one of pandas' when it is asked for."""
+
+    values: Mapping[str, NDArray[Any]]
+    """By column; kinds of event as numbers."""
+    columns: Mapping[str, str]
+    """Types by column."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(next(iter(self.values.values())))
+
+    def read(self) -> pd.DataFrame:
+        """The table; it takes the arrays over."""
+        return make_table(self.values, self.columns)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,21 @@ import shutil
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
+from numpy.typing import NDArray
 
 from serving.distribution import Distribution
 from serving.folder import RecordExists, ensure_free, new_folder
-from serving.keep import Table
 from serving.metrics import Folded, latencies, summarize
-from serving.parquet import RecordError, Stored, make_table, write_table
+from serving.parquet import Arrays, RecordError, Stored, make_table, write_arrays, write_table
 from serving.tables import EVENTS, REQUESTS, STEPS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Table = pd.DataFrame | Arrays | Stored | None
 
 __all__ = ["Record", "RecordError", "RecordExists", "ensure_free", "make_table", "new_folder"]
 
@@ -76,7 +81,7 @@ class Record:
         self._tables = {"requests": requests, "steps": steps, "events": events}
         self._folder: Path | None = None  # that it was loaded from
         for name, table in self._tables.items():
-            if isinstance(table, pd.DataFrame):
+            if not isinstance(table, Arrays | Stored | None):
                 _check(table, TABLES[name], name)
         if folded is not None:
             self.folded = folded
@@ -115,14 +120,22 @@ class Record:
                 f"{path}: needed here, but --record {self.config['run']['record']} does not keep "
                 "it; run it again with --record full"
             )
-        return table.read() if isinstance(table, Stored) else table
+        return table.read() if isinstance(table, Arrays | Stored) else table
+
+    @property
+    def request_columns(self) -> Mapping[str, NDArray[Any]]:
+        """The request table as arrays, shape [requests] each, without making it a table."""
+        table = self._tables["requests"]
+        if isinstance(table, Arrays):
+            return table.values
+        return {name: np.asarray(self.requests[name]) for name in REQUESTS}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The figures of `serving.metrics.summarize`; limits from config `slo` and `goodput`."""
         return summarize(
             self.config,
-            self.requests,
+            self.request_columns,
             self.folded,
             slo=self.config.get("slo"),
             goodput=self.config.get("goodput"),
@@ -136,7 +149,7 @@ class Record:
     @cached_property
     def latencies(self) -> dict[str, Distribution]:
         """The distributions of `serving.metrics.LATENCIES` over finished requests, in s."""
-        return latencies(self.requests, self.folded)
+        return latencies(self.request_columns, self.folded)
 
     def save(self, folder: Path | str, force: bool = False) -> Path:
         """Write the record as a folder that appears whole or not at all.
@@ -161,7 +174,9 @@ class Record:
         dump_json(self.summary, folder / "summary.json")
         for name in kept(self.config):
             table, path = self._tables[name], folder / f"{name}.parquet"
-            if not isinstance(table, Stored):
+            if isinstance(table, Arrays):
+                write_arrays(table, path)
+            elif not isinstance(table, Stored):
                 write_table(self._table(name), TABLES[name], path)
             elif table.path != path:
                 shutil.copyfile(table.path, path)

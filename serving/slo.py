@@ -6,15 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.distribution import Distribution
-
-if TYPE_CHECKING:
-    import pandas as pd
+from serving.tables import finished_of
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """Latencies in the order in which they are printed; in a summary `{mean,...}_{latency}_ms`."""
@@ -173,22 +171,22 @@ def per_request(slo: Mapping[str, float], goodput: Mapping[str, float]) -> dict[
     return limits
 
 
-def meets(finished: pd.DataFrame, limits: Mapping[str, float]) -> NDArray[np.bool_]:
+def meets(finished: Mapping[str, NDArray[Any]], limits: Mapping[str, float]) -> NDArray[np.bool_]:
     """Which finished requests meet every limit, shape [finished]; an undefined figure meets it.
 
     Args:
-        finished: rows of the request table.
+        finished: columns of the request table, shape [finished] each.
         limits: in ms by latency of `COLUMNS`.
     """
-    good = np.ones(len(finished), np.bool_)
+    good = np.ones(len(finished["e2e_s"]), np.bool_)
     for name, limit_ms in limits.items():
-        value = finished[COLUMNS[name]].to_numpy(np.float64)
+        value = finished[COLUMNS[name]]
         good &= np.isnan(value) | (value * 1e3 <= limit_ms)
     return good
 
 
 def attainment(
-    requests: pd.DataFrame,
+    requests: Mapping[str, NDArray[Any]],
     latencies: Mapping[str, Distribution],
     slo: Mapping[str, float],
     goodput: Mapping[str, float],
@@ -198,7 +196,7 @@ def attainment(
     `slo_met` and `slo`.
 
     Args:
-        requests: the request table.
+        requests: columns of the request table, shape [requests] each.
         latencies: distributions of `LATENCIES` over finished requests, s.
         slo: limits in ms by name (`ttft_p99_ms`).
         goodput: limits in ms by latency (`ttft`).
@@ -207,18 +205,20 @@ def attainment(
     Raises:
         SloError: a limit on something that there is not.
     """
-    status = requests["status"].to_numpy()
-    finished = requests[status == "finished"]
+    status = np.asarray(requests["status"])
+    finished = finished_of(requests)
     limits = per_request(slo, check_goodput(goodput))
     good = int(meets(finished, limits).sum()) if limits else None
     added: dict[str, Any] = {
         "request_goodput": None if good is None or not duration else good / duration,
-        "slo_attainment": None if good is None or not len(requests) else good / len(requests),
+        "slo_attainment": None if good is None or not len(status) else good / len(status),
     }
     if slo:
-        outputs = requests["output_tokens"].to_numpy()[status != "finished"]
+        outputs = np.asarray(requests["output_tokens"])[status != "finished"]
         parts = {name: _part(Limit.of(name, ms), latencies, outputs) for name, ms in slo.items()}
-        added["slo_met"] = bool(len(finished)) and all(part["met"] for part in parts.values())
+        added["slo_met"] = bool(len(finished["e2e_s"])) and all(
+            part["met"] for part in parts.values()
+        )
         added["slo"] = parts
     return added
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 REQUESTS: dict[str, str] = {
     "request": "int64",  # row in the trace
     "arrival_s": "float64",
@@ -66,3 +72,10 @@ KINDS: dict[str, str] = {
 }
 """Kinds of event. A request decodes in every step with decode rows after `first`, until `finish`
 or `preempt`, except where a `skip` says so: a line per change, never per decode."""
+
+
+def finished_of(requests: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The numbers in columns of `REQUESTS`, shape [requests] each, of the finished ones alone."""
+    finished = np.asarray(requests["status"]) == "finished"
+    numbers = [name for name, dtype in REQUESTS.items() if dtype != "object"]
+    return {name: np.asarray(requests[name])[finished] for name in numbers}
