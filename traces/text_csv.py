@@ -123,10 +123,13 @@ def _array(column: Any, kind: Kind, zones: Zones) -> NDArray[Any]:
         column = pc.cast(column, pa.timestamp("ns", "UTC" if zoned else None))
         zones.check(zoned)
         column = pc.cast(column, pa.int64())
-    array: NDArray[Any] = column.to_numpy()
+    if kind == "text":
+        return np.array(column.to_pylist(), object)
+    # not `to_numpy`, which imports pandas; that takes longer than reading most traces
+    array: NDArray[Any] = np.from_dlpack(column.combine_chunks())
     if (kind == "number" and not np.isfinite(array).all()) or (kind == "stamp" and array.min() < 0):
         raise CellError("needs a closer look", "Read it cell by cell")
-    return array.astype(object) if kind == "text" else array
+    return array
 
 
 def _names_zone(text: str) -> bool:
