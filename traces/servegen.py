@@ -23,7 +23,7 @@ from traces.text_jsonl import parse_document
 from traces.trouble import CellError, Trouble
 
 MOST = 50_000_000
-"""Requests that are drawn without a limit."""
+"""Requests that are drawn without a limit, or in one window."""
 WINDOW_S = 600.0
 """Length of the last window, whose end no next one shows; ServeGen's windows have 600 s."""
 
@@ -70,7 +70,8 @@ def read_servegen(
     from the latest histogram at or before the window, prompt and output apart.
 
     Raises:
-        TraceError: a file that does not parse, or more than `MOST` requests without a limit.
+        TraceError: a file that does not parse, or more than `MOST` requests, with a limit in one
+            window.
     """
     trouble.unit = "request"
     windows = [w for client in _clients(source.path) for w in _windows(*client, trouble)]
@@ -81,6 +82,13 @@ def read_servegen(
             f"{source.name}: these clients send about {expected:,.0f} requests. "
             "Take the first ones with --limit."
         )
+    for window in windows:  # each is drawn whole
+        count = window.rate * (window.end - window.start)
+        if count > MOST:
+            raise TraceError(
+                f"{source.name}: client {window.client} sends about {count:,.0f} requests from "
+                f"{window.start:g} s to {window.end:g} s, over {MOST:,} in one window."
+            )
     rng = np.random.default_rng(options.seed)
     drawn, start = 0, -1.0
     for window in windows:

@@ -506,6 +506,13 @@ def test_servegen_windows_before_any_lengths_are_counted(tmp_path: Path) -> None
         load(folder)
 
 
+def test_servegen_draws_no_window_without_end(tmp_path: Path) -> None:
+    folder = servegen(tmp_path)
+    put(folder, "chunk-1-trace.csv", "0,9e25,1,Gamma,0.9,1\n")
+    with pytest.raises(TraceError, match="client 1 sends about"):
+        load(folder, limit=5)
+
+
 def test_servegen_stops_at_the_limit(tmp_path: Path) -> None:
     put(tmp_path, "chunk-1-trace.csv", "".join(f"{i * 600},1,1,Gamma,1,1\n" for i in range(9)))
     lengths = {"0": {"input_tokens": "{9: 1}", "output_tokens": "{9: 1}"}}
