@@ -6,10 +6,11 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Final
 
 from serving.request import Request
 
-FAR = 1 << 62
+FAR: Final = 1 << 62
 """A tick that is never reached."""
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.request import Request
 from serving.step import Features, Step
-from serving.tables import KINDS
 from serving.unbroken import unbroken
 
-ADMIT, CHUNK, FIRST, SKIP, PREEMPT, FINISH, LEAVE = range(len(KINDS))
+ADMIT: Final = 0
+CHUNK: Final = 1
+FIRST: Final = 2
+SKIP: Final = 3
+PREEMPT: Final = 4
+FINISH: Final = 5
+LEAVE: Final = 6
 """Kinds of event as numbers, in the order of `serving.tables.KINDS`."""
 
 SETTLE = 1 << 14

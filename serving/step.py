@@ -15,7 +15,7 @@ class Packed(NamedTuple):
     """Only useful tokens, back to back, with `cu_seqlens` as their bounds."""
 
 
-PACKED = Packed()
+PACKED: Final = Packed()
 
 
 class Padded(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import simpy
 
@@ -27,10 +27,10 @@ from sim.graphs import pad_decode
 Process = Generator[simpy.Event, Any, None]
 Router = Callable[[Request, Sequence["Replica"]], "Replica"]
 
-SHORTEST_RUN = 3
+SHORTEST_RUN: Final = 3
 """Steps from which a run beats as many single steps."""
 
-LONGEST_RUN = 4096
+LONGEST_RUN: Final = 4096
 """Steps of a run that are worth computing ahead."""
 
 

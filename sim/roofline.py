@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,10 @@ OVERHEAD_LAYER_S = 12e-6
 """Gaps between kernels and the host's share, a layer: 0.4 ms for 32 layers, which is what one run
 of vLLM 0.19.0 on an RTX 4090 took over the sum of its kernels."""
 
-TABLE = 4096
+TABLE: Final = 4096
 """Slots and sampled rows for which the value is looked up, not worked out."""
 
-SHORT_RUN = 128
+SHORT_RUN: Final = 128
 """Steps up to which a loop is quicker than arrays."""
 
 

@@ -20,9 +20,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from serving import recorder
 from serving.folder import FolderError, _set_aside, new_file, new_folder
 from serving.record import Record, RecordError, RecordExists, ensure_free, make_table
-from serving.tables import EVENTS, REQUESTS, STEPS
+from serving.tables import EVENTS, KINDS, REQUESTS, STEPS
 from tests.report.toy import toy
 from tests.shared import ROOT
 
@@ -46,6 +47,11 @@ def test_read_back_is_the_same(record: Record, tmp_path: Path) -> None:
     on_disk = json.loads((tmp_path / "a" / "run" / "summary.json").read_text())
     assert on_disk == back.summary == noted.summary
     assert on_disk["request_goodput"] > 0
+
+
+def test_kinds_of_event_have_their_numbers() -> None:
+    numbers = {name.lower(): value for name, value in vars(recorder).items() if name.isupper()}
+    assert [numbers[kind] for kind in KINDS] == list(range(len(KINDS)))
 
 
 def test_columns_on_disk(record: Record, tmp_path: Path) -> None:
