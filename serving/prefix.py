@@ -12,6 +12,7 @@ may cover many KV blocks. A run is cut in two only where a hit or an eviction en
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from serving.blocks import Blocks
 from serving.request import Request
@@ -163,7 +164,9 @@ class PrefixBlocks(Blocks):
         whose, found = self._found
         if whose is not request:
             raise RuntimeError("enter() must follow hit() of the same request")
-        mine, ends = request.cached, request.cached_ends
+        mine: list[Run] = []
+        ends: list[int] = []
+        request.cached, request.cached_ends = mine, ends
         for run, end in found:
             begin = ends[-1] if mine and mine[-1].key == run.key else run.begin
             while run.end <= begin and run.rest is not None:
@@ -200,11 +203,12 @@ class PrefixBlocks(Blocks):
         self._identify(request, min(upto // self.size, request.prompt // self.size, hashed))
 
     def _identify(self, request: Request, full: int) -> None:
+        mine, ends = cast("list[Run]", request.cached), cast("list[int]", request.cached_ends)
         for key, begin, end in self._keys(request, request.identified, full):
             run = Run(key, begin, end, 1)
             self._cached.setdefault(key, []).append(run)
-            request.cached.append(run)
-            request.cached_ends.append(end)
+            mine.append(run)
+            ends.append(end)
             request.identified += end - begin
 
     def release(self, request: Request, tokens: int, full: int) -> None:
@@ -221,7 +225,7 @@ class PrefixBlocks(Blocks):
                     self.free += len(part)
         if self.listener is not None:
             self.listener.released(request, len(request.cached))
-        request.cached, request.cached_ends, request.identified = [], [], 0
+        request.cached, request.cached_ends, request.identified = (), (), 0
 
 
 def parts(run: Run, end: int) -> list[Run]:

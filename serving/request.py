@@ -73,9 +73,9 @@ class Request:
         self.since = -1  # in a group: the tick at which it joined
         self.end_tick = -1  # in a group: the tick that samples its last token
         # with prefix caching: its runs of blocks that have a hash, where each ended when it was
-        # taken, and how many blocks they are
-        self.cached: list[Any] = []
-        self.cached_ends: list[int] = []
+        # taken, and how many blocks they are; lists once it has entered, since most wait for long
+        self.cached: Sequence[Any] = ()
+        self.cached_ends: Sequence[int] = ()
         self.identified = 0
         # reading of the core's grouping-wait clock at its arrival; None once it was scheduled
         self.wait_mark: float | None = 0.0
