@@ -77,5 +77,7 @@ or `preempt`, except where a `skip` says so: a line per change, never per decode
 def finished_of(requests: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The numbers in columns of `REQUESTS`, shape [requests] each, of the finished ones alone."""
     finished = np.asarray(requests["status"]) == "finished"
-    numbers = [name for name, dtype in REQUESTS.items() if dtype != "object"]
-    return {name: np.asarray(requests[name])[finished] for name in numbers}
+    numbers = {n: np.asarray(requests[n]) for n, dtype in REQUESTS.items() if dtype != "object"}
+    if finished.all():
+        return numbers
+    return {name: column[finished] for name, column in numbers.items()}
