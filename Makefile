@@ -54,6 +54,6 @@ SOURCES := $(shell find lengthwise traces serving policies sim executor -name '*
 .venv/.dev: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	rm -rf build
-	$(PIP) torch==2.13.0
-	$(PIP) '.[executor,dev]'
+	$(PIP) torch==2.13.0 'setuptools>=77' mypy==2.4.1
+	$(PIP) --no-build-isolation '.[executor,dev]'
 	touch $@ .venv/.core
