@@ -19,18 +19,18 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-notebooks: .venv/.dev
+notebooks: .venv/.dev .venv/.core
 	$(BIN)/python notebooks/run.py
 
 # Predicted against measured on this machine; says so where the machine is too noisy to tell.
-validate: .venv/.dev
+validate: .venv/.dev .venv/.core
 	$(BIN)/python benchmarks/validate.py
 
 # Speed and memory of the simulator; `make bench-compare BASE=rev` beside another revision.
-bench: .venv/.dev
+bench: .venv/.dev .venv/.core
 	$(BIN)/python benchmarks/bench.py
 
-bench-compare: .venv/.dev
+bench-compare: .venv/.dev .venv/.core
 	$(BIN)/python benchmarks/bench.py --compare $(BASE)
 
 # The pictures of README.md and docs/, from the demo's records and a few small runs.
