@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from serving.gaps import StepIndex
 from serving.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FloatArray = NDArray[np.float64]
 
@@ -28,9 +32,9 @@ class Level:
         """The running sum of `changes` at `times` (s, any order)."""
         at, by = np.asarray(times, np.float64), np.asarray(changes, np.float64)
         order = np.argsort(at, kind="stable")
-        moments, first = np.unique(at[order], return_index=True)
-        sums = np.cumsum(by[order])
-        return cls(moments, sums[np.append(first[1:], len(sums)) - 1] if len(sums) else sums)
+        moments, sums = at[order], np.cumsum(by[order])
+        last = np.append(moments[1:] > moments[:-1], True)[: len(moments)]  # of its moment
+        return cls(moments[last], sums[last])
 
     def mean(self, edges: FloatArray) -> FloatArray:
         """The mean over each interval between `edges` (s, rising), shape [edges - 1]."""
@@ -50,16 +54,16 @@ class Level:
         return peaks
 
 
-def in_steps(steps: pd.DataFrame, values: ArrayLike) -> Level:
+def in_steps(steps: pd.DataFrame | Mapping[str, NDArray[Any]], values: ArrayLike) -> Level:
     """A quantity of the step that runs, summed over replicas, 0 while idle.
 
     Args:
-        steps: the step table.
+        steps: the step table, or its columns `start_s` and `end_s`.
         values: one a step.
     """
     v = np.asarray(values, np.float64)
     return Level.of(
-        np.concatenate([steps["start_s"].to_numpy(), steps["end_s"].to_numpy()]),
+        np.concatenate([np.asarray(steps["start_s"]), np.asarray(steps["end_s"])]),
         np.concatenate([v, -v]),
     )
 
@@ -89,7 +93,7 @@ def edges(record: Record, most: int, window: tuple[float, float] | None = None) 
         most: the largest number of intervals.
         window: from and to, in seconds; the whole run if left out.
     """
-    start, end = record.steps["start_s"].to_numpy(), record.steps["end_s"].to_numpy()
+    start, end = record.step_columns("start_s", "end_s").values()
     low, high = window or span({"": record})
     bounds = np.unique(np.concatenate([start, end]))
     bounds = bounds[(bounds > low) & (bounds < high)]
@@ -100,8 +104,8 @@ def edges(record: Record, most: int, window: tuple[float, float] | None = None) 
 
 def span(records: dict[str, Record]) -> tuple[float, float]:
     """From the first arrival to the last step's end of any of the runs, in seconds."""
-    arrivals = [r.requests["arrival_s"].min() for r in records.values() if len(r.requests)]
-    ends = [r.steps["end_s"].max() for r in records.values() if len(r.steps)]
-    low = float(min(arrivals, default=0.0))
-    high = float(max(ends, default=low))
+    arrivals = [r.request_columns["arrival_s"] for r in records.values()]
+    ends = [r.step_columns("end_s")["end_s"] for r in records.values()]
+    low = float(min((times.min() for times in arrivals if len(times)), default=0.0))
+    high = float(max((times.max() for times in ends if len(times)), default=low))
     return low, high if high > low else low + 1.0

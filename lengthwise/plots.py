@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -27,6 +26,9 @@ from lengthwise.levels import FloatArray, Level, edges, in_steps, span, waiting
 from lengthwise.style import DECODE, HATCH, PREFILL, WASTE, looks, new_figure, styled
 from serving.distribution import Distribution
 from serving.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Records = Mapping[str, Record]
 """Runs by name, in the order in which they are shown."""
@@ -140,7 +142,8 @@ def running(
         window = window or span(dict(records))
         look = looks(records)
         for ax, (name, record) in zip(axes, records.items(), strict=True):
-            level = in_steps(record.steps, record.steps["running"])
+            steps = record.step_columns("start_s", "end_s", "running")
+            level = in_steps(steps, steps["running"])
             _area(ax, edges(record, INTERVALS, window), level, look[name].colour)
             ax.set_title(name)
         figure.supylabel("requests running", size="medium")

@@ -102,4 +102,5 @@ def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) ->
         for file, suffix in zip(files, formats, strict=True):
             undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
             figure.savefig(file, format=suffix, metadata=undated.get(suffix))
+            figure.set_layout_engine("none")  # room for the labels is found once, not once a file
     return files

@@ -29,6 +29,7 @@ _ARROW = {
 }
 
 _TEXT = ("object", "category")
+_PACKING = {"int64": "DELTA_BINARY_PACKED", "float64": "BYTE_STREAM_SPLIT"}
 
 
 class RecordError(FolderError):
@@ -90,7 +91,7 @@ class RowGroups:
             schema_of(columns),
             compression="zstd",
             use_dictionary=[name for name, dtype in columns.items() if dtype in _TEXT],
-            column_encoding={n: "DELTA_BINARY_PACKED" for n, t in columns.items() if t == "int64"},
+            column_encoding={n: _PACKING[t] for n, t in columns.items() if t in _PACKING},
         )
         self._waiting: list[pa.Table] = []
         self._rows = 0
@@ -202,22 +203,33 @@ class Stored:
         Raises:
             RecordError: no such file, a file that cannot be read, a column missing.
         """
-        path, columns = self.path, self.columns
         try:
-            arrow = pq.read_table(path)
+            return make_table(self.values(tuple(self.columns)), self.columns)
+        except ValueError as error:
+            raise RecordError(f"{self.path}: {error}") from error
+
+    def values(self, names: Sequence[str]) -> dict[str, Any]:
+        """Some of its columns, as `make_table` takes them; the others are not read.
+
+        Raises:
+            RecordError: as `read`.
+        """
+        path = self.path
+        try:
+            with pq.ParquetFile(path) as file:
+                arrow = file.read(list(names))
         except FileNotFoundError:
             raise RecordError(f"{path}: no such file; is {path.parent} a record folder?") from None
         except (pa.ArrowException, OSError) as error:
             raise RecordError(f"{path}: not a readable Parquet file ({error})") from error
-        missing = [name for name in columns if name not in arrow.column_names]
+        missing = [name for name in names if name not in arrow.column_names]
         if missing:
             raise RecordError(
                 f"{path}: lacks the column {', '.join(missing)}; if another version of lengthwise "
                 "made it, make it again with this one"
             )
         try:
-            values = {n: _values(arrow.column(n), n, dtype) for n, dtype in columns.items()}
-            return make_table(values, columns)
+            return {name: _values(arrow.column(name), name, self.columns[name]) for name in names}
         except (pa.ArrowException, ValueError) as error:
             raise RecordError(f"{path}: {error}") from error
 

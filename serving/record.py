@@ -130,6 +130,17 @@ class Record:
             return table.values
         return {name: np.asarray(self.requests[name]) for name in REQUESTS}
 
+    def step_columns(self, *names: str) -> Mapping[str, NDArray[Any]]:
+        """Columns of the step table as arrays, shape [steps] each, without reading the others.
+
+        Raises:
+            RecordError: the table was not kept, or cannot be read.
+        """
+        table = self._tables["steps"]
+        if isinstance(table, Stored) and "steps" not in self.__dict__:
+            return table.values(names)
+        return {name: self.steps[name].to_numpy() for name in names}
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The figures of `serving.metrics.summarize`; limits from config `slo` and `goodput`."""
