@@ -12,6 +12,7 @@ HOT = [
     "serving/step.py",
     "serving/request.py",
     "serving/blocks.py",
+    "serving/queue.py",
     "serving/group.py",
     "serving/recorder.py",
     "serving/core.py",

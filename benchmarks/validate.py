@@ -1,8 +1,9 @@
 """Predicted against measured on this machine: `make validate`, under six minutes on two cores.
 
-The model `tiny` is profiled, then 150 requests run three times under each policy at 60% load. The
-median of the three runs must lie within the limits below. A machine whose repeats of a profiled
-step lie over 15% apart cannot tell, and that is what is said then, with exit code 1.
+The model `tiny` is profiled in three rounds, each followed by a run of 150 requests under each
+policy at 60% load. The median of the three runs must lie within the limits below. A machine whose
+repeats of a profiled step lie over 15% apart cannot tell, and that is what is said then, with exit
+code 1.
 
     python benchmarks/validate.py
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -22,11 +22,12 @@ from lengthwise.config import RunConfig
 from lengthwise.console import number, progress
 from lengthwise.on_model import How, fit_lengths
 from lengthwise.prepare import prepare
-from lengthwise.validate.here import profiled, run_here
+from lengthwise.validate.here import Profiled, at_load, profiling, run_here
+from lengthwise.validate.measured import Measured
 from lengthwise.validate.predict import configured
 from lengthwise.validate.report import Report, validate
 from sim.models import load_model
-from traces import load
+from traces import Trace, load
 
 POLICIES = ("chunked-prefill", "dynamic-padding")
 MODEL, REQUESTS, RUNS, LOAD, SCALE = "tiny", 150, 3, 0.6, "0.1"
@@ -37,34 +38,45 @@ LIMITS = {"mean": 0.10, "p99": 0.20}
 
 
 def main() -> int:
-    """Profile, run, compare; 0 where all limits hold."""
+    """Profile and run in turn, so that drift of the machine falls on both; then compare.
+
+    Returns:
+        0 where all limits hold.
+    """
     how = How()
-    shape = load_model(MODEL)
-    trace, _ = fit_lengths(load("chat", limit=REQUESTS), SCALE, shape.max_positions)
+    trace, _ = fit_lengths(load("chat", limit=REQUESTS), SCALE, load_model(MODEL).max_positions)
+    configs = {policy: RunConfig.of(policy=policy, model=MODEL) for policy in POLICIES}
+    layouts = {policy: prepare(config, trace).point.layout for policy, config in configs.items()}
     with tempfile.TemporaryDirectory() as folder:
-        made = profiled(
-            Path(folder), MODEL, how, None, trace.longest, lambda n: progress("profiling", n)
-        )
-        print(f"repeats of a profiled step lie {made.spread:.1%} apart")
-        if made.spread > QUIET:
-            print(f"NOT SAID: over {QUIET:.0%}, this machine is too noisy to tell; try it alone")
-            return 1
-        runs: dict[str, list[Report]] = {policy: [] for policy in POLICIES}
-        configs = {policy: RunConfig.of(policy=policy, model=MODEL) for policy in POLICIES}
-        costs = {
-            policy: made.cost_of(prepare(config, trace).point.layout, Path(folder) / policy)
-            for policy, config in configs.items()
-        }
-        for _ in range(RUNS):  # the policies in turn, so that drift falls on both
+        files = {policy: Path(folder) / policy for policy in POLICIES}
+        made = profiling(Path(folder), MODEL, how, None, trace.longest)
+        runs: list[tuple[str, Measured]] = []
+        paced: dict[str, Trace] = {}
+        for number in range(1, RUNS + 1):
+            made.rounds(number, lambda n: progress("profiling", n))
+            profiled = Profiled(made.out, made.write())
             for policy, config in configs.items():
-                cost: dict[str, Any] = {"cost": str(costs[policy])}
-                measured = run_here(trace, config, how, cost, LOAD, None)
-                runs[policy].append(validate(measured, configured(measured, cost)))
-    return judge(runs)
+                cost = profiled.cost_of(layouts[policy], files[policy])
+                if policy not in paced:
+                    paced[policy], _ = at_load(
+                        trace, config.model_copy(update={"cost": str(cost)}), LOAD
+                    )
+                runs.append((policy, run_here(paced[policy], config, how, {}, None, None)))
+        reports: dict[str, list[Report]] = {policy: [] for policy in POLICIES}
+        for policy, measured in runs:
+            settings = configured(measured, {"cost": str(files[policy])})
+            reports[policy].append(validate(measured, settings))
+    good = judge(reports)
+    print(f"repeats of a profiled step lie {profiled.spread:.1%} apart")
+    if profiled.spread > QUIET:
+        print(f"NOT SAID: over {QUIET:.0%}, this machine is too noisy to tell; try it alone")
+        return 1
+    print("all limits hold" if good else "FAILED: a limit does not hold")
+    return 0 if good else 1
 
 
-def judge(runs: dict[str, list[Report]]) -> int:
-    """Print the median of each policy's runs and whether it holds."""
+def judge(runs: dict[str, list[Report]]) -> bool:
+    """Print the median of each policy's runs; whether all limits hold."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("policy", "", "figure", "measured ms", "predicted ms", "error %", "limit %"):
         table.add_column(heading, justify="left" if heading in ("policy", "") else "right")
@@ -79,8 +91,7 @@ def judge(runs: dict[str, list[Report]]) -> int:
                 good &= held
                 table.add_row(policy, quantity.upper(), figure, *cells, style="" if held else "red")
     show(table)
-    print("all limits hold" if good else "FAILED: a limit does not hold")
-    return 0 if good else 1
+    return good
 
 
 def row(report: Report, quantity: str, figure: str, limit: float) -> tuple[bool, list[str]]:

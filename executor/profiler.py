@@ -85,6 +85,7 @@ class Profiler:
         self._steps = Steps(
             engine.model, engine.backend, self._tokens, pages, size, self._longest, captured
         )
+        self._warm = False
         # not zeros: a GPU spends less power, and so less time, on those
         self._steps.cache.memory.normal_()
 
@@ -133,6 +134,13 @@ class Profiler:
         if counted != right:
             raise RuntimeError(f"{cell}: the model computed {counted} slots and pairs, not {right}")
         return Timing(seconds, launched - begin)
+
+    def warm_up(self) -> None:
+        """Run all once: what is built or paged in for the first time is not a step's cost."""
+        if not self._warm:
+            for cell in self.cells:
+                self.time(cell)
+            self._warm = True
 
     def features(self, cell: Cell) -> Features:
         """What a step computes here: decodes alone are padded to a recorded size."""
@@ -188,8 +196,7 @@ def measure(
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in (head, *kept))
         file.flush()
-        for cell in cells:
-            profiler.time(cell)  # what is built or paged in for the first time is not its cost
+        profiler.warm_up()
         for round_ in range(repeats):
             for i in random.permutation(len(cells)):
                 if len(done[i]) > round_:
@@ -250,17 +257,13 @@ def table(profiler: Profiler, times: dict[Cell, list[Timing]]) -> dict[str, list
 
 
 def write(out: Path, columns: dict[str, list[Any]], facts: dict[str, Any]) -> None:
-    """The profile as Parquet, facts in its schema and, for people, in a JSON file beside it.
-
-    The `.partial` of `measure` is no longer needed then, and goes.
-    """
+    """The profile as Parquet, facts in its schema and, for people, in a JSON file beside it."""
     facts = facts | {"date": datetime.now(UTC).date().isoformat()}
     rows = pa.table(columns).replace_schema_metadata({"lengthwise": json.dumps(facts)})
     partial = out.with_name(out.name + ".new")
     pq.write_table(rows, partial)
     partial.replace(out)
     out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    out.with_name(out.name + ".partial").unlink(missing_ok=True)
 
 
 def describe(engine: Engine, quick: bool, cells: Sequence[Cell]) -> dict[str, Any]:

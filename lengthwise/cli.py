@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -73,6 +74,7 @@ def _listed() -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, never a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
     try:
         argv = gather(sys.argv[1:])
         build(argv)(argv, prog_name="lengthwise")
@@ -91,7 +93,8 @@ def main() -> None:
         raise SystemExit(141) from None
     except OSError as error:
         typer.echo(f"lengthwise: {error}", err=True)
-        _no_more_output()
+        if error.filename is None:  # of a full disk behind the output
+            _no_more_output()
         raise SystemExit(2) from None
 
 

@@ -28,7 +28,7 @@ class Glimpse:
     """End of the last step, on the run's own clock."""
     steps: int = 0
     tokens: float = 0.0
-    """Tokens a step, mean of the steps since the last look."""
+    """Tokens a step, mean of the latest steps."""
     waiting: int = 0
     running: int = 0
     kv_blocks: int = 0
@@ -45,14 +45,14 @@ class Looker:
     def __init__(self, recorder: Recorder, total: int) -> None:
         self._recorder = recorder
         self._last = Glimpse(total)
-        self._settled = self._rows = 0  # how far it has read: lots, rows of the next
+        self._packed = self._rows = 0  # how far it has read: times packed, rows since
 
     def look(self) -> Glimpse:
         """How the run stands now."""
         recorder, last = self._recorder, self._last
         with recorder.lock:  # each slice and each append is one operation of the interpreter
-            if recorder.settled != self._settled:
-                self._settled, self._rows = recorder.settled, 0
+            if recorder.packed != self._packed:
+                self._packed, self._rows = recorder.packed, 0
             whole = len(recorder.rows) // len(ROW) * len(ROW)
             rows = recorder.rows[self._rows : whole]
             kinds, done = recorder.events[2::5], recorder.finished + len(recorder.refused)

@@ -52,14 +52,14 @@ def profile(
     For example: lengthwise profile --model tiny --device cpu --out profile.parquet
     """
     from lengthwise.console import progress
-    from lengthwise.profiling import take_profile
+    from lengthwise.profiling import Profiling
     from serving.folder import FolderError
 
     if out.exists() and not force:
         raise FolderError(f"{out} exists; give another --out, or --force to replace it")
     if not out.parent.is_dir():
         raise FolderError(f"{out.parent}: no such folder; make it, or give another --out")
-    summary = take_profile(
+    profiling = Profiling(
         out,
         model=model,
         device=device,
@@ -71,11 +71,17 @@ def profile(
         max_step_tokens=max_step_tokens,
         max_model_len=max_model_len,
         share=share,
-        repeats=repeats,
         seed=seed,
-        said=(lambda text: None) if as_json else (lambda text: typer.echo(text, err=True)),
-        bar=lambda total: progress("timing", total, as_json),
     )
+    if not as_json:
+        facts = profiling.facts
+        typer.echo(
+            f"{facts['model']} on {facts['hardware']}, {facts['dtype']}, {facts['attention']} "
+            f"attention: {profiling.steps} steps, {repeats} times each",
+            err=True,
+        )
+    profiling.rounds(repeats, lambda total: progress("timing", total, as_json))
+    summary = profiling.finish()
     if as_json:
         typer.echo(json.dumps(summary))
     else:

@@ -157,7 +157,7 @@ def _run_here(
     from lengthwise.live import live
     from lengthwise.on_model import fit_lengths
     from lengthwise.prepare import prepare
-    from lengthwise.validate.here import profiled, run_here
+    from lengthwise.validate.here import ROUNDS, Profiled, profiling, run_here
     from policies.compose import Settings
     from sim.models import load_model
 
@@ -167,22 +167,21 @@ def _run_here(
     config = config.model_copy(update={"model": model})
     limit = config.max_model_len or load_model(model).max_positions
     requests, _ = fit_lengths(read_trace(config), how.scale_lengths, limit)
-    spread = None
+    made, spread = None, None
     if "cost" not in simulated:
-        made = profiled(
-            folder,
-            model,
-            how,
-            config.block_size,
-            requests.longest,
-            lambda total: progress("profiling", total, silent),
-        )
-        layout = prepare(config, requests).point.layout
-        simulated["cost"] = str(made.cost_of(layout, folder / "cost.json"))
-        spread = made.spread
+        made = profiling(folder, model, how, config.block_size, requests.longest)
+        made.rounds(ROUNDS, lambda total: progress("profiling", total, silent))
+        layout, cost = prepare(config, requests).point.layout, folder / "cost.json"
+        Profiled(made.out, made.write()).cost_of(layout, cost)
+        simulated["cost"] = str(cost)
     seats = config.max_num_seqs or Settings.max_num_seqs
     with live("executing", len(requests), seats, quiet=silent) as told:
         found = run_here(requests, config, how, simulated, load, told)
+    if made is not None:
+        made.rounds(2 * ROUNDS, lambda total: progress("profiling again", total, silent))
+        whole = Profiled(made.out, made.finish())
+        whole.cost_of(layout, cost)
+        spread = whole.spread
     return found, simulated, spread
 
 

@@ -261,7 +261,7 @@ def _sglang(point: Point, settings: Settings, recorder: Recorder) -> Sglang:
     )
     queue = ORDERS[settings.order]()
     if settings.order == "priority" and settings.highest_first:
-        queue = Ranked(lambda r: (-r.priority, r.arrival))
+        queue = Ranked(lambda r: -r.priority)
     return Sglang(limits, recorder, queue, settings.hash_tokens)
 
 

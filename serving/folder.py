@@ -69,9 +69,20 @@ def new_folder(folder: Path | str, force: bool = False) -> Iterator[Path]:
         temporary.chmod(0o777 & ~_umask())
         _place(temporary, target, force)
     except OSError as error:
+        if _elsewhere(error, temporary, target):
+            raise
         raise FolderError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _elsewhere(error: OSError, *places: Path) -> bool:
+    """Whether it is about a file outside these: one that a user's policy could not open."""
+    named = error.filename
+    if not isinstance(named, str | os.PathLike):
+        return False
+    path = Path(named).absolute()
+    return not any(path.is_relative_to(place) for place in places)
 
 
 @contextmanager

@@ -201,7 +201,8 @@ class Record:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise RecordError(f"{folder}: no such record folder")
+            found = "is a file, not a record's folder" if folder.exists() else "no such folder"
+            raise RecordError(f"{folder}: {found}; give one that a run wrote")
         place = folder / "config.json"
         config = _read_json(place)
         notes = config.pop("notes", [])

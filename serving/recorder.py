@@ -24,7 +24,10 @@ LEAVE: Final = 6
 """Kinds of event as numbers, in the order of `serving.tables.KINDS`."""
 
 SETTLE = 1 << 14
-"""Rows after which steps and events become columns, which take less memory."""
+"""Rows after which steps and events become columns."""
+
+PACK = 1 << 8
+"""Rows after which their numbers are packed: while they are in the processor's cache."""
 
 Columns = dict[str, NDArray[Any]]
 
@@ -38,12 +41,25 @@ ROW = ("steps", "step", "waiting", "running", "preempted", "kv_blocks_used", *Fe
 `steps` is how many."""
 
 
+class Packed:
+    """The numbers of a lot as bytes, eight each."""
+
+    __slots__ = ("blocks", "ends", "events", "rows", "starts")
+
+    def __init__(self) -> None:
+        self.starts = bytearray()
+        self.rows = bytearray()
+        self.ends = bytearray()
+        self.blocks = bytearray()
+        self.events = bytearray()
+
+
 class Recorder:
     """One engine's steps and events, kept as they come and made into columns once.
 
     A run of equal steps is one row; their ends and KV blocks are kept one by one. Starts, rows,
-    ends, blocks and events are those of the current lot; earlier ones are columns. Another thread
-    may read them while it holds `lock`.
+    ends, blocks and events are the latest ones; earlier ones are packed, and before these are
+    columns. Another thread may read them while it holds `lock`.
     """
 
     def __init__(self, sink: Sink | None = None, lot: int = SETTLE) -> None:
@@ -63,11 +79,12 @@ class Recorder:
         self.refused: list[tuple[Request, str]] = []
         self.waits: dict[int, float] = {}
         self.lock = Lock()
-        self.settled = 0  # lots
-        self.finished = 0  # requests, in settled lots
+        self.packed = 0  # times that the latest ones were packed
+        self.finished = 0  # requests, in what is packed
         self.lots: list[tuple[Columns, NDArray[np.int64]]] = []  # settled and not handed on
-        self._sink, self._lot = sink, lot
-        self._steps = 0  # in settled lots
+        self._sink, self._lot, self._pack_at = sink, lot, min(lot, PACK)
+        self._bytes = Packed()
+        self._steps = 0  # packed
         self._handed = 0  # of these, handed on
 
     def __len__(self) -> int:
@@ -90,8 +107,8 @@ class Recorder:
         self.ends.append(end)
         self.rows.extend((1, number, waiting, running, len(preempted), used))
         self.rows.extend(features)  # last: an interrupt leaves no whole row without its end
-        if len(self.starts) >= self._lot:
-            self._settle()
+        if len(self.starts) >= self._pack_at:
+            self._pack()
 
     def run(self, step: Step, start: float, ends: Sequence[float], blocks: Sequence[int]) -> None:
         """A run of equal decode steps.
@@ -108,8 +125,8 @@ class Recorder:
         self.blocks.extend(blocks[1:])
         self.rows.extend((len(ends), number, waiting, running, 0, used))
         self.rows.extend(features)
-        if len(self.ends) >= 4 * self._lot:
-            self._settle()
+        if len(self.ends) >= 4 * self._pack_at:
+            self._pack()
 
     def step_columns(self) -> Columns:
         """The steps so far, a column a field of `serving.tables.STEPS`, shape [steps] each."""
@@ -122,12 +139,12 @@ class Recorder:
 
     def close(self) -> None:
         """Hand on what is left, once all is over."""
-        self._settle()
+        self._rest()
         self._hand_on(0)
 
     def _whole(self) -> tuple[Columns, NDArray[np.int64]]:
         """All lots as one; a column's parts are let go as soon as it is made."""
-        self._settle()
+        self._rest()
         if len(self.lots) > 1:
             parts = [columns for columns, _ in self.lots]
             events = np.concatenate([rows for _, rows in self.lots])
@@ -136,24 +153,41 @@ class Recorder:
                 self.lots[0][0][name] = np.concatenate([part.pop(name) for part in parts])
         return self.lots[0]
 
-    def _settle(self) -> None:
-        """Make columns of what has come since the last time."""
-        if self.lots and not self.rows and not self.events:
-            return
+    def _rest(self) -> None:
+        """Settle what is left; without any, one empty lot."""
+        self._pack()
+        if self._bytes.rows or self._bytes.events or not self.lots:
+            self._settle()
+
+    def _pack(self) -> None:
+        """Pack the latest numbers, as far as rows and events are whole."""
+        packed, width = self._bytes, len(ROW)
         with unbroken():
-            events = _table(self.events, 5)
-            columns = _columns(self.rows, self.starts, self.ends, self.blocks)
+            rows = len(self.rows) // width
+            steps = sum(self.rows[: rows * width : width])
+            packed.rows += _packed("q", self.rows[: rows * width])
+            packed.starts += _packed("d", self.starts[:rows])
+            packed.ends += _packed("d", self.ends[:steps])
+            packed.blocks += _packed("q", self.blocks[: steps - rows])
+            packed.events += _packed("q", self.events[: len(self.events) // 5 * 5])
             with self.lock:
-                self.lots.append((columns, events))
-                self.settled += 1
-                self._steps += len(columns["step"])
-                self.finished += int(np.count_nonzero(events[:, 2] == FINISH))
+                self.packed += 1
+                self._steps += steps
+                self.finished += self.events[2::5].count(FINISH)
                 self.starts.clear()
                 self.rows.clear()
                 self.ends.clear()
                 self.blocks.clear()
                 self.events.clear()
-            self._hand_on(1)
+            if len(packed.starts) >= 8 * self._lot or len(packed.ends) >= 32 * self._lot:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Make columns of what is packed, and hand on the lots before."""
+        packed, self._bytes = self._bytes, Packed()
+        events = np.frombuffer(packed.events, np.int64).reshape(-1, 5)
+        self.lots.append((_columns(packed), events))
+        self._hand_on(1)
 
     def _hand_on(self, stay: int) -> None:
         """Hand on all lots but so many. The last may still get events: a step ends after it."""
@@ -177,29 +211,25 @@ def _by_step(events: NDArray[np.int64]) -> NDArray[np.int64]:
     return events[np.argsort(step, kind="stable")] if (np.diff(step) < 0).any() else events
 
 
-def _table(numbers: Sequence[int], width: int) -> NDArray[np.int64]:
-    """Whole rows of so many numbers each; four times as fast as `np.array`."""
-    count = len(numbers) // width * width
-    packed = struct.pack(f"{count}q", *numbers[:count])
-    return np.frombuffer(packed, np.int64).reshape(-1, width)
+def _packed(kind: str, numbers: Sequence[float]) -> bytes:
+    """Numbers as bytes, `q` whole ones or `d` any; four times as fast as `np.array`."""
+    return struct.pack(f"{len(numbers)}{kind}", *numbers)
 
 
-def _columns(
-    rows: Sequence[int], starts: Sequence[float], ends: Sequence[float], blocks: Sequence[int]
-) -> Columns:
-    """A line a step, from rows that stand for one or more each, as far as they are whole."""
-    table = _table(rows, len(ROW))
+def _columns(packed: Packed) -> Columns:
+    """A line a step, from rows that stand for one or more each."""
+    table = np.frombuffer(packed.rows, np.int64).reshape(-1, len(ROW))
     counts = table[:, 0]
     columns: Columns = {name: np.repeat(table[:, i], counts) for i, name in enumerate(ROW) if i}
     first, count = np.cumsum(counts) - counts, int(counts.sum())
     ahead = np.arange(count) - np.repeat(first, counts)  # place within its row
-    columns["start_s"] = start = np.repeat(np.fromiter(starts, np.float64, len(table)), counts)
-    columns["end_s"] = end = np.fromiter(ends, np.float64, count)
+    columns["start_s"] = start = np.repeat(np.frombuffer(packed.starts, np.float64), counts)
+    columns["end_s"] = end = np.frombuffer(packed.ends, np.float64)
     columns["step"] += ahead
     columns["decode_useful_pairs"] += ahead * columns["decode_tokens"]
     columns["decode_computed_pairs"] += ahead * columns["decode_rows"]
     columns["decode_longest"] += ahead
     later = ahead > 0
     start[later] = end[np.flatnonzero(later) - 1]
-    columns["kv_blocks_used"][later] = _table(blocks, 1)[: later.sum(), 0]
+    columns["kv_blocks_used"][later] = np.frombuffer(packed.blocks, np.int64)
     return columns

@@ -350,6 +350,8 @@ def simulate(
     gc.disable()  # millions of small objects live for a moment, and none of them in a cycle
     try:
         env.run()
+    except Exception as error:  # SimPy raises a copy, without the file name of an OSError
+        raise error.__cause__ or error from None
     finally:
         if collecting:
             gc.enable()

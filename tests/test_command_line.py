@@ -207,6 +207,17 @@ def test_a_bad_file_is_one_message(text: str, said: str, run: Run) -> None:
     assert "Traceback" not in err
 
 
+def test_a_file_that_a_policy_cannot_open_is_named(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def form(self, queue, room, now):\n        open('/nowhere/settings')\n"
+    )
+    policy, out = f"{tmp_path / 'mine.py'}:Mine", tmp_path / "run"
+    status, _, said = run("replay", "chat", "--limit", "2", "--policy", policy, "--out", str(out))
+    assert (status, out.exists()) == (2, False)
+    assert "'/nowhere/settings'" in said
+    assert "cannot write" not in said
+
+
 def test_quiet_verbose_and_json(run: Run) -> None:
     how = ("chat", "--limit", "20", "--force")
     code, plain, err = run("replay", *how, "--out", "r")

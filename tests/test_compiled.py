@@ -19,6 +19,13 @@ import importlib, json, sys
 print(json.dumps([importlib.import_module(name).__file__ for name in sys.argv[1:]]))
 """
 
+RUN = """
+import sys, sim.engine
+from lengthwise.cli import main
+assert sim.engine.__file__.endswith(".py") == (sys.argv.pop(1) == "sources"), sim.engine.__file__
+main()
+"""
+
 ON_INSTALLED = """
 import sys, pytest
 import lengthwise, policies, serving, sim, traces  # as installed, before pytest finds the sources
@@ -77,7 +84,7 @@ def test_a_record_is_that_of_the_sources_to_the_last_bit(
 ) -> None:
     words = f"replay chat --limit 400 --max-model-len 8192 --quiet {flags}".split()
     for name, place in (("compiled", elsewhere), ("sources", ROOT)):
-        command = [sys.executable, "-m", "lengthwise", *words, "--out", str(tmp_path / name)]
+        command = [sys.executable, "-c", RUN, name, *words, "--out", str(tmp_path / name)]
         subprocess.run(command, cwd=place, check=True)
     for name in ("requests.parquet", "steps.parquet", "events.parquet", "summary.json"):
         compiled, sources = (tmp_path / which / name for which in ("compiled", "sources"))

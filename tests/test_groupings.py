@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.drain import Activations, Batch, Drain, Footprint
 from policies.grouping import Bucketing, Fcfs, TokenBudget
@@ -166,12 +169,35 @@ def test_orders(order: str, expected: list[int]) -> None:
 
 def test_a_preempted_request_goes_back_to_its_rank_and_can_be_taken_out() -> None:
     a, b, c = requests(1, 2, 3)
-    queue = filled(Ranked(lambda r: (float(r.prompt),)), [a, c])
+    queue = filled(Ranked(lambda r: r.prompt), [a, c])
     queue.push_front(b)
     queue.remove(a)
     assert len(queue) == 2
     assert queue.peek() is b
     assert [queue.pop(), queue.pop()] == [b, c]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.randoms())
+def test_a_ranked_queue_is_a_sorted_list(arriving: list[tuple[int, int]], chance: Random) -> None:
+    """Arrivals in order, one popped, put back or taken out now and then, against sorting all."""
+    queue, waiting, out = Ranked(lambda r: r.priority), list[Request](), list[Request]()
+    for index, (priority, moment) in enumerate(sorted(arriving, key=lambda item: item[1])):
+        waiting.append(Request(index, float(moment), 1, 1, priority))
+        queue.push(waiting[-1])
+        waiting.sort(key=lambda r: (r.priority, r.arrival, r.index))
+        assert queue.peek() is waiting[0]
+        assert len(queue) == len(waiting)
+        if chance.random() < 0.5:
+            out.append(waiting.pop(0))
+            assert queue.pop() is out[-1]
+        if out and chance.random() < 0.3:
+            waiting.append(out.pop(chance.randrange(len(out))))
+            queue.push_front(waiting[-1])
+        if waiting and chance.random() < 0.2:
+            queue.remove(waiting.pop(chance.randrange(len(waiting))))
+    waiting.sort(key=lambda r: (r.priority, r.arrival, r.index))
+    assert [queue.pop() for _ in waiting] == waiting
+    assert queue.peek() is None
 
 
 def test_buckets_split_by_prompt_and_a_bound_belongs_to_its_bucket() -> None:

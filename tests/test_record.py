@@ -233,7 +233,7 @@ def test_the_result_has_ordinary_permissions(record: Record, tmp_path: Path) -> 
 
 
 def test_loading_says_what_is_wrong(record: Record, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"nowhere: no such record folder"):
+    with pytest.raises(RecordError, match=r"nowhere: no such folder; give one that a run wrote"):
         Record.load(tmp_path / "nowhere")
     with pytest.raises(RecordError, match=r"config\.json: no such file; is .* a record folder\?"):
         Record.load(tmp_path)

@@ -265,9 +265,10 @@ def test_a_killed_run_leaves_no_record(tmp_path: Path) -> None:
     assert Record.load(tmp_path / "run").summary["completed"] == 20
 
 
-def test_an_interrupted_run_keeps_what_had_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_had_run(tmp_path: Path, number: signal.Signals) -> None:
     process = started(tmp_path / "run")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait() == 130
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
     record = Record.load(tmp_path / "run")

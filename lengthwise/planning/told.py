@@ -137,7 +137,9 @@ def lines_of(plan: Plan) -> list[str]:
         said.append(
             f"cost            ${answer['dollars_per_m_output']:.3g} a million output tokens"
         )
-    said.append(f"binds           {answer['binds']}, by {plan.limit}: {answer['why']}")
+    binds = f"{answer['binds']}, by {plan.limit}: {answer['why']}"
+    held = "nothing at these rates; the nearest is " if best.found.high is None else ""
+    said.append(f"binds           {held}{binds}")
     for other in plan.answers[1:]:
         need = "–" if other.fewest is None else _replicas(other.fewest)
         said.append(f"instead         {other.candidate.label}: {other.at.rate:.3g}/s, {need}")

@@ -13,7 +13,7 @@ from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress
 from lengthwise.on_model import How, run_on_model
 from lengthwise.prepare import prepare
-from lengthwise.profiling import Bar, take_profile
+from lengthwise.profiling import Profiling
 from lengthwise.validate.measured import Measured, MeasuredError
 from lengthwise.validate.of_record import of_record
 from lengthwise.validate.predict import busy_share
@@ -23,8 +23,8 @@ from sim.models import load_model
 from sim.step_rows import LEAST_ROWS, read_rows
 from traces.trace import Trace
 
-REPEATS = 3
-"""Timings of each profiled step."""
+ROUNDS = 2
+"""Timings of each step before a run, and again behind it, so that drift falls on both alike."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,15 @@ class Profiled:
         return out
 
 
-def profiled(
-    folder: Path, model: str, how: How, block_size: int | None, longest: int, bar: Bar
-) -> Profiled:
-    """Profile the model here: `profile.parquet` in `folder`.
+def profiling(
+    folder: Path, model: str, how: How, block_size: int | None, longest: int
+) -> Profiling:
+    """A profile of the model here, to be taken: `profile.parquet` in `folder`.
 
     Sequences are timed to twice the power of two behind `longest`, tokens.
     """
-    path = folder / "profile.parquet"
-    facts = take_profile(
-        path,
+    return Profiling(
+        folder / "profile.parquet",
         model=model,
         device=how.device,
         dtype=how.dtype,
@@ -88,10 +87,7 @@ def profiled(
         weights=how.weights,
         block_size=block_size,
         max_model_len=min(2 << (longest - 1).bit_length(), load_model(model).max_positions),
-        repeats=REPEATS,
-        bar=bar,
     )
-    return Profiled(path, facts)
 
 
 def at_load(trace: Trace, config: RunConfig, load: float) -> tuple[Trace, float]:

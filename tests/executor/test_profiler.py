@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from executor import profiler as p
 from executor.execute import Engine, Machine
 from executor.grid import Cell, make_grid
+from lengthwise.profiling import Profiling
 from serving.step import Features
 from sim.models import MODELS
 from sim.step_rows import read_rows
@@ -83,6 +85,22 @@ def test_a_profile_is_rows_that_calibration_reads(engine, tmp_path):
     assert table[list(Features._fields)].to_numpy().dtype == np.int64
     stored = json.loads(pq.read_schema(out).metadata[b"lengthwise"])
     assert stored["versions"].startswith("lengthwise")
+
+
+def test_a_profile_can_be_read_between_its_rounds(tmp_path):
+    profiling = Profiling(tmp_path / "profile.parquet", max_step_tokens=16, max_model_len=128)
+
+    @contextmanager
+    def bar(total):
+        yield lambda done: told.append((done, total))
+
+    for count, finish in ((1, profiling.write), (3, profiling.finish)):
+        told = []
+        profiling.rounds(count, bar)
+        assert told[-1] == (count * profiling.steps, count * profiling.steps)
+        assert finish()["repeats"] == count
+        table = pd.read_parquet(profiling.out)
+        assert table["repeats"].tolist() == [count] * profiling.steps
     assert not list(tmp_path.glob("*.partial"))
 
 

@@ -287,6 +287,6 @@ def test_a_broken_rule_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_broken_priority_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_arrival = lambda: queue.Ranked(lambda r: (r.arrival,))  # noqa: E731
+    by_arrival = lambda: queue.Ranked(lambda r: 0)  # noqa: E731
     monkeypatch.setitem(queue.ORDERS, "priority", by_arrival)
     assert conform.compare(recording("vllm", "08_priority_preempt"))
