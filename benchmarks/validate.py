@@ -30,7 +30,7 @@ from sim.models import load_model
 from traces import Trace, load
 
 POLICIES = ("chunked-prefill", "dynamic-padding")
-MODEL, REQUESTS, RUNS, LOAD, SCALE = "tiny", 150, 3, 0.6, "0.05"
+MODEL, REQUESTS, RUNS, LOAD, SCALE = "tiny", 150, 3, 0.6, "0.07"
 QUIET = 0.15
 """The most that repeats of a profiled step may lie apart."""
 LIMITS = {"mean": 0.10, "p99": 0.20}

@@ -94,7 +94,9 @@ def _cells(quick: bool, seed: int) -> Iterator[Cell]:
     for r, c in product(rows, contexts):
         yield Cell("decode", contexts=(c,) * r)
     for n, r, c in product(
-        chunks, [8, 32] if quick else _up(2, 256, 2), [400] if quick else contexts[2::2]
+        [32, 128, 512] if quick else chunks,
+        [1, 4, 32] if quick else _up(1, 256, 2),
+        [400] if quick else contexts[2::2],
     ):
         yield Cell("mixed", ((0, n),), (c,) * r)
     widths = [64, 128, 512] if quick else _up(64, 8192, 2)
