@@ -39,7 +39,7 @@ def compiled() -> list[Extension]:
         "--ignore-missing-imports",
         "--follow-imports=silent",
     ]
-    extensions = mypycify([*options, *HOT], opt_level="1", debug_level="0", group_name="lengthwise")
+    extensions = mypycify([*options, *HOT], opt_level="2", debug_level="0", group_name="lengthwise")
     for extension in extensions:
         extension.optional = True
         if sys.platform != "win32":  # a fused multiply-add would change a record's last bit
