@@ -210,7 +210,7 @@ class Driver:
                 )
             return False
         idle = self._now()
-        # polls, as engines do: a processor that has slept takes a fifth longer for the next step
+        # polls, as engines do: one that has slept takes up to a fifth longer for the next step
         while self._now() < until and not self.stop.asked:
             time.sleep(0)
         self._spent.idle_s += self._now() - idle

@@ -25,6 +25,7 @@ from executor.tokens import Tokens
 from serving.request import Request
 from serving.step import PACKED, Features, Packed, Padded, Step, Work
 from sim.graphs import pad_decode
+from sim.step_rows import spread
 
 if TYPE_CHECKING:
     from executor.execute import Engine
@@ -244,7 +245,7 @@ def table(profiler: Profiler, times: dict[Cell, list[Timing]]) -> dict[str, list
             **profiler.features(cell)._asdict(),
             "seconds": median,
             "least_s": float(seconds.min()),
-            "spread": float((seconds.max() - seconds.min()) / median),
+            "spread": spread(seconds),
             "repeats": len(timings),
             "prepare_s": float(np.median([t.prepare_s for t in timings])),
             "chunk_tokens": sum(n for _, n in cell.chunks),

@@ -143,7 +143,7 @@ def _steps(
         console.print(f"{rows.made:,} steps were made of {table.name}, its times taken as {times}")
     console.print(_steps_table(found, rows))
     spread = rows.spread()
-    repeats = "" if spread is None else f"; repeats of a step lie {100 * spread:.1f}% apart"
+    repeats = "" if spread is None else f"; three repeats of a step lie {100 * spread:.1f}% apart"
     error = found.error
     console.print(f"median {100 * error.median:.2f}%, p90 {100 * error.p90:.2f}%{repeats}")
     console.print(f"Written to {out}")

@@ -85,5 +85,5 @@ def profile(
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        typer.echo(f"median spread of repeats: {100 * summary['median_spread']:.1f}%")
+        typer.echo(f"three repeats of a step lie {100 * summary['median_spread']:.1f}% apart")
         typer.echo(f"profile: {out}")

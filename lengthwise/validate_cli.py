@@ -207,7 +207,7 @@ def _print(report: Report, spread: float | None, folder: Path, as_json: bool, qu
         return
     show(*tables(report))
     if spread is not None:
-        typer.echo(f"Repeats of a profiled step lie {100 * spread:.1f}% apart")
+        typer.echo(f"Three repeats of a profiled step lie {100 * spread:.1f}% apart")
     say(report.notes, quiet)
     typer.echo(
         f"report: {folder} (summary.json, agreement.png, distributions.png, error_by_depth.png)"

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
 
 from serving.step import Features
 
@@ -42,17 +43,29 @@ class StepRows:
         return len(self.seconds)
 
     def spread(self) -> float | None:
-        """How far repeats of one step lie apart: (largest − least) / median, median over steps.
+        """How far repeats of one step lie apart (`spread`), median over steps.
 
         None where no step was measured twice.
         """
         table = pd.DataFrame({**self.columns, "seconds": self.seconds})
-        times = table.groupby(list(self.columns), sort=False)["seconds"]
-        counted = times.agg(["count", "min", "max", "median"])
-        again = counted[counted["count"] > 1]
+        again = table[table.duplicated(list(self.columns), keep=False)]
         if not len(again):
             return None
-        return float(((again["max"] - again["min"]) / again["median"]).median())
+        return float(again.groupby(list(self.columns))["seconds"].apply(spread).median())
+
+
+def spread(seconds: ArrayLike) -> float:
+    """How far three repeats of a step lie apart, however many there are.
+
+    Args:
+        seconds: at least one, in the order in which they were measured.
+
+    Returns:
+        (largest − least) of each three in a row, their mean, / median of all.
+    """
+    repeats = np.asarray(seconds, np.float64)
+    threes = sliding_window_view(repeats, min(3, len(repeats)))
+    return float(np.ptp(threes, axis=1).mean() / np.median(repeats))
 
 
 def read_rows(path: Path) -> StepRows:

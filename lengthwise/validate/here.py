@@ -23,7 +23,7 @@ from sim.models import load_model
 from sim.step_rows import LEAST_ROWS, read_rows
 from traces.trace import Trace
 
-ROUNDS = 2
+ROUNDS = 4
 """Timings of each step before a run, and again behind it, so that drift falls on both alike."""
 
 
@@ -36,7 +36,7 @@ class Profiled:
 
     @property
     def spread(self) -> float:
-        """How far repeats of a step lie apart: (largest − least) / median, median over steps."""
+        """How far three repeats of a step lie apart, median over steps."""
         return float(self.facts["median_spread"])
 
     def cost_of(self, layout: str, out: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from serving.step import Features
 from sim.fit_steps import calibrate, held_out, with_uneven
 from sim.fitted import Calibration, CostFileError, FittedCost, Provenance
-from sim.step_rows import RowsError, StepRows, read_rows
+from sim.step_rows import RowsError, StepRows, read_rows, spread
 from sim.uneven_rows import UNEVEN_COLUMNS, read_uneven
 from tests.shared import shared
 from tests.sim.features import columns
@@ -300,7 +300,7 @@ def test_step_shapes_become_features(tmp_path):
     ]
     for name, column in columns(*expected).items():
         assert rows.columns[name][:3].tolist() == column.tolist(), name
-    assert rows.spread() == pytest.approx(2 / 3, rel=0.1)
+    assert rows.spread() == pytest.approx(6 * 10 / 29 / 15)  # three in a row are 6 lines apart
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "folder"])
@@ -370,3 +370,21 @@ def test_tables_that_are_none(tmp_path):
     Path(tmp_path / "empty.csv").write_text("")
     with pytest.raises(RowsError, match="not a readable table"):
         read_rows(tmp_path / "empty.csv")
+
+
+def test_spread_is_of_three_repeats_however_many_there_are():
+    assert spread([2.0]) == 0
+    assert spread([2.0, 3.0]) == pytest.approx(1 / 2.5)
+    assert spread([2.0, 3.0, 2.5]) == pytest.approx(1 / 2.5)
+    assert spread([2.0, 3.0, 2.5, 2.5]) == pytest.approx((1 + 0.5) / 2 / 2.5)
+    # three draws of a normal distribution lie 3 / sqrt(pi) of its deviation apart
+    many = np.random.default_rng(1).normal(1.0, 0.05, 20_000)
+    assert spread(many) == pytest.approx(3 / np.pi**0.5 * 0.05, rel=0.02)
+
+
+def test_rows_know_how_far_repeats_lie_apart():
+    once = made_steps(30)
+    assert once.spread() is None
+    twice = {name: np.concatenate([c, c[:10]]) for name, c in once.columns.items()}
+    seconds = np.concatenate([once.seconds, 1.5 * once.seconds[:10]])
+    assert replace(once, columns=twice, seconds=seconds).spread() == pytest.approx(0.4)
