@@ -99,8 +99,12 @@ def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) ->
     """
     files = [path.with_name(f"{path.name}.{suffix}") for suffix in formats]
     with styled():
+        layout = figure.get_layout_engine()
+        if layout is not None:
+            figure.dpi = mpl.rcParams["savefig.dpi"]  # text is as wide as in the file
+            layout.execute(figure)
+            figure.set_layout_engine(None)  # which would draw each file twice
         for file, suffix in zip(files, formats, strict=True):
             undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
             figure.savefig(file, format=suffix, metadata=undated.get(suffix))
-            figure.set_layout_engine("none")  # room for the labels is found once, not once a file
     return files

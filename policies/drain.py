@@ -19,7 +19,7 @@ from serving.blocks import Blocks
 from serving.queue import Queue
 from serving.recorder import ADMIT, CHUNK, FINISH, FIRST, LEAVE, Recorder
 from serving.request import Request, Status
-from serving.step import PACKED, Features, Layout, Padded, Step, Wait, Work, packed_features
+from serving.step import NEW, PACKED, Features, Layout, Padded, Step, Wait, Work, packed_features
 
 
 class Activations(NamedTuple):
@@ -30,11 +30,12 @@ class Activations(NamedTuple):
     slot_bytes: int
 
 
-class Footprint(NamedTuple):
+class Footprint:
     """The memory of a batch: KV blocks for all it will ever hold, and the slots of its prefill."""
 
-    blocks: int
-    slots: int
+    def __init__(self, blocks: int, slots: int) -> None:
+        self.blocks = blocks
+        self.slots = slots
 
 
 class DrainRoom:
@@ -158,11 +159,12 @@ class Batch:
         return [request for _, request in sorted(ended, key=lambda place: place[0])]
 
 
-class BatchDecodes(NamedTuple):
+class BatchDecodes:
     """The decodes of one step of a batch."""
 
-    batch: Batch
-    generated: int
+    def __init__(self, batch: Batch, generated: int) -> None:
+        self.batch = batch
+        self.generated = generated
 
     def members(self) -> Sequence[tuple[Request, int]]:
         """Rows that emit a token, with their useful context, O(rows)."""
@@ -175,12 +177,13 @@ class BatchDecodes(NamedTuple):
         return [0] * steps
 
 
-class Ending(NamedTuple):
+class Ending:
     """What the end of a planned step will bring."""
 
-    id: int
-    requests: Sequence[Request]
-    last: bool  # of its batch
+    def __init__(self, number: int, requests: Sequence[Request], last: bool) -> None:
+        self.id = number
+        self.requests = requests
+        self.last = last  # of its batch
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -276,16 +279,8 @@ class Drain:
             computed = rows * longest
         else:
             rows, longest, computed = live, batch.longest(), batch.context
-        features = Features(
-            decode_tokens=live,
-            decode_slots=rows,
-            decode_useful_pairs=batch.context,
-            decode_computed_pairs=computed,
-            decode_rows=rows,
-            sampled_rows=rows,
-            decode_longest=longest,
-        )
-        return self._step(batch, (), BatchDecodes(batch, generated), features)
+        sums = (0, live, 0, rows, 0, 0, batch.context, computed, 0, rows, rows, 0, longest)
+        return self._step(batch, (), BatchDecodes(batch, generated), NEW(Features, sums))
 
     def _step(
         self, batch: Batch, works: tuple[Work, ...], decodes: BatchDecodes, features: Features
@@ -293,8 +288,9 @@ class Drain:
         number, live = self._next, batch.live
         self._next = number + 1
         self._flight.append(Ending(number, batch.emit(), batch.over))
-        used = self.blocks.used
-        return Step(number, batch.layout, works, decodes, (), features, len(self.queue), live, used)
+        waiting, used = len(self.queue), self.blocks.used
+        fields = (number, batch.layout, works, decodes, (), features, waiting, live, used)
+        return NEW(Step, fields)
 
     def complete(self, step: Step) -> Sequence[Request]:
         """The oldest planned step has ended; after a batch's last its rows and memory are free."""
@@ -333,7 +329,7 @@ class Drain:
             last = step.id + steps - 1
             self._flight[-1] = Ending(last, ended, batch.over)
             self._next = last + 1
-            step = step._replace(id=last)
+            step = NEW(Step, (last, *step[1:]))
         return step, [step.blocks_used] * steps
 
 

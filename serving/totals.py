@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import frexp
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 _SCALE = 1200
 """Sums are whole numbers of 2**-1200, in which every float is a whole number."""
+
+_PART = 1 << 16
+_HUGE = 2.0**1000
 
 
 class ExactSum:
@@ -26,20 +30,37 @@ class ExactSum:
         if not np.isfinite(v).all():
             self._defined = False
             return
-        fractions, exponents = np.frexp(v)
-        whole = np.ldexp(fractions, 53).astype(np.int64)
-        # summed by exponent in halves of 32 bits, which 2**31 numbers do not overflow
-        powers, place = np.unique(exponents, return_inverse=True)
-        halves = np.zeros((2, len(powers)), np.int64)
-        np.add.at(halves[0], place, whole & 0xFFFFFFFF)
-        np.add.at(halves[1], place, whole >> 32)
-        for power, low, high in zip(powers.tolist(), *halves.tolist(), strict=True):
-            self._units += (low + (high << 32)) << (power - 53 + _SCALE)
+        huge = np.abs(v) > _HUGE
+        if huge.any():
+            self._units += sum(map(_units, v[huge].tolist()))
+            v = v[~huge]
+        for begin in range(0, len(v), _PART):
+            self._units += _sum(v[begin : begin + _PART])
 
     @property
     def value(self) -> float | None:
         """The float nearest to the sum; None if it is undefined."""
         return self._units / (1 << _SCALE) if self._defined else None
+
+
+def _sum(v: NDArray[np.float64]) -> int:
+    """The sum of at most `_PART` numbers, none over `_HUGE`, in units.
+
+    Again and again the leading bits of all are split off, few enough that floats add them without
+    rounding (Rump, Ogita, Oishi: Accurate floating-point summation I, 2008, section 3).
+    """
+    units = 0
+    while top := float(np.abs(v).max(initial=0.0)):
+        pull = 1.5 * 2.0 ** (frexp(top)[1] + 17)
+        leading = (v + pull) - pull
+        units += _units(float(leading.sum()))
+        v = v - leading
+    return units
+
+
+def _units(value: float) -> int:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator * ((1 << _SCALE) // denominator)
 
 
 @dataclass(frozen=True)

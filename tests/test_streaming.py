@@ -136,6 +136,17 @@ def test_a_sum_is_rounded_once(values: list[float], cuts: list[int], seed: int) 
     assert total.value is None
 
 
+@pytest.mark.parametrize("spread", [0, 1, 30, 300])
+def test_a_sum_of_many_is_rounded_once(spread: int) -> None:
+    random = np.random.default_rng(spread)
+    values = random.choice([-1, 1, 1], 200_000) * random.uniform(1, 2, 200_000)
+    values = np.ldexp(values, random.integers(-spread, spread + 1, 200_000))
+    total = ExactSum()
+    total.add(values)
+    total.add([5e-324])
+    assert total.value == math.fsum([*values.tolist(), 5e-324])
+
+
 # Runs from the command line
 
 
