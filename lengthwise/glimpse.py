@@ -73,7 +73,7 @@ class Looker:
             tokens=sum(n * (prompt + decode) for n, prompt, decode in scheduled) / sum(counts),
             waiting=now["waiting"],
             running=now["running"],
-            kv_blocks=blocks[0] if now["steps"] > 1 else now["kv_blocks_used"],
+            kv_blocks=blocks[0] if now["counted"] else now["kv_blocks_used"],
         )
         return self._last
 

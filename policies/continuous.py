@@ -289,7 +289,7 @@ class Continuous:
     def advance(self, step: Step, steps: int) -> tuple[Step, Sequence[int]]:
         """Count the last planned step as `steps` equal ones."""
         if steps == 1:
-            return step, [step.blocks_used]
+            return step, ()
         used = list(accumulate(self.group.opening_run(steps - 1), initial=step.blocks_used))
         self.blocks.take(used[-1] - used[0])
         last = self._flight[-1]

@@ -330,7 +330,7 @@ class Drain:
             self._flight[-1] = Ending(last, ended, batch.over)
             self._next = last + 1
             step = NEW(Step, (last, *step[1:]))
-        return step, [step.blocks_used] * steps
+        return step, ()
 
 
 def padded_features(f: Features, rows: int, width: int) -> Features:

@@ -47,7 +47,8 @@ class Planner(Protocol):
         """Count the last planned step as `steps` equal decode steps.
 
         Returns:
-            The last of them, and the KV blocks in use after each, shape [steps].
+            The last of them, and the KV blocks in use after each, shape [steps]; none where they
+            stay as they are.
         """
 
     def waiting(self) -> int:

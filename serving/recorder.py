@@ -36,9 +36,12 @@ Sink = Callable[[Columns, NDArray[np.int64], Mapping[int, float]], None]
 them by step (shape [events, 5]), and by request how long it waited by choice, s."""
 
 
-ROW = ("steps", "step", "waiting", "running", "preempted", "kv_blocks_used", *Features._fields)
+ROW = (
+    *("steps", "counted", "step", "waiting", "running", "preempted", "kv_blocks_used"),
+    *Features._fields,
+)
 """What is noted of steps that follow each other and are equal but for what their passing changes;
-`steps` is how many."""
+`steps` is how many, `counted` in how many of the later ones KV blocks are: all or none."""
 
 
 class Packed:
@@ -57,9 +60,9 @@ class Packed:
 class Recorder:
     """One engine's steps and events, kept as they come and made into columns once.
 
-    A run of equal steps is one row; their ends and KV blocks are kept one by one. Starts, rows,
-    ends, blocks and events are the latest ones; earlier ones are packed, and before these are
-    columns. Another thread may read them while it holds `lock`.
+    A run of equal steps is one row; their ends are kept one by one, and their KV blocks where these
+    change. Starts, rows, ends, blocks and events are the latest ones; earlier ones are packed, and
+    before these are columns. Another thread may read them while it holds `lock`.
     """
 
     def __init__(self, sink: Sink | None = None, lot: int = SETTLE) -> None:
@@ -73,7 +76,7 @@ class Recorder:
         self.starts: list[float] = []  # s, one a row
         self.rows: list[int] = []  # the fields of ROW, row after row
         self.ends: list[float] = []  # s, one a step
-        self.blocks: list[int] = []  # KV blocks in use, one for each later step of a row
+        self.blocks: list[int] = []  # KV blocks in use, one for each later step that is counted
         self.events: list[int] = []
         self.log = self.events.extend  # log((step, request, kind, tokens, row))
         self.refused: list[tuple[Request, str]] = []
@@ -105,7 +108,7 @@ class Recorder:
         number, _, _, _, preempted, features, waiting, running, used = step
         self.starts.append(start)
         self.ends.append(end)
-        self.rows.extend((1, number, waiting, running, len(preempted), used))
+        self.rows.extend((1, 0, number, waiting, running, len(preempted), used))
         self.rows.extend(features)  # last: an interrupt leaves no whole row without its end
         if len(self.starts) >= self._pack_at:
             self._pack()
@@ -117,13 +120,14 @@ class Recorder:
             step: the first.
             start: when it began, s.
             ends: when each ended, s.
-            blocks: KV blocks in use after the plan of each.
+            blocks: KV blocks in use after the plan of each; none where they are as in the first.
         """
         number, _, _, _, _, features, waiting, running, used = step
         self.starts.append(start)
         self.ends.extend(ends)
-        self.blocks.extend(blocks[1:])
-        self.rows.extend((len(ends), number, waiting, running, 0, used))
+        later = blocks[1:]
+        self.blocks.extend(later)
+        self.rows.extend((len(ends), len(later), number, waiting, running, 0, used))
         self.rows.extend(features)
         if len(self.ends) >= 4 * self._pack_at:
             self._pack()
@@ -165,10 +169,11 @@ class Recorder:
         with unbroken():
             rows = len(self.rows) // width
             steps = sum(self.rows[: rows * width : width])
+            counted = sum(self.rows[1 : rows * width : width])
             packed.rows += _packed("q", self.rows[: rows * width])
             packed.starts += _packed("d", self.starts[:rows])
             packed.ends += _packed("d", self.ends[:steps])
-            packed.blocks += _packed("q", self.blocks[: steps - rows])
+            packed.blocks += _packed("q", self.blocks[:counted])
             packed.events += _packed("q", self.events[: len(self.events) // 5 * 5])
             with self.lock:
                 self.packed += 1
@@ -220,7 +225,7 @@ def _columns(packed: Packed) -> Columns:
     """A line a step, from rows that stand for one or more each."""
     table = np.frombuffer(packed.rows, np.int64).reshape(-1, len(ROW))
     counts = table[:, 0]
-    columns: Columns = {name: np.repeat(table[:, i], counts) for i, name in enumerate(ROW) if i}
+    columns: Columns = {n: np.repeat(table[:, i], counts) for i, n in enumerate(ROW) if i > 1}
     first, count = np.cumsum(counts) - counts, int(counts.sum())
     ahead = np.arange(count) - np.repeat(first, counts)  # place within its row
     columns["start_s"] = start = np.repeat(np.frombuffer(packed.starts, np.float64), counts)
@@ -231,5 +236,6 @@ def _columns(packed: Packed) -> Columns:
     columns["decode_longest"] += ahead
     later = ahead > 0
     start[later] = end[np.flatnonzero(later) - 1]
+    later &= np.repeat(table[:, 1] > 0, counts)
     columns["kv_blocks_used"][later] = np.frombuffer(packed.blocks, np.int64)
     return columns

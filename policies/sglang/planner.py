@@ -354,7 +354,7 @@ class Sglang:
         """Count the last planned step as `steps` equal ones."""
         planned = self._flight
         if steps == 1 or planned is None:
-            return step, [step.blocks_used]
+            return step, ()
         opening = self.running.group.opening_run(steps - 1)
         used = list(accumulate(opening, initial=step.blocks_used))
         self.blocks.take(used[-1] - used[0])
@@ -363,4 +363,4 @@ class Sglang:
         planned.ended = self.running.advance(steps - 1)
         self._alike = not planned.ended
         self._next = planned.id + 1
-        return step._replace(id=planned.id), used
+        return NEW(Step, (planned.id, *step[1:])), used
