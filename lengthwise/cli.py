@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -77,6 +78,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
     gc.set_threshold(100_000)  # what is imported stays: looking at it each 700 objects is in vain
+    atexit.register(gc.freeze)  # and so is looking at all of it when the process ends
     try:
         argv = gather(sys.argv[1:])
         build(argv)(argv, prog_name="lengthwise")
