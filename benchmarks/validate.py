@@ -60,17 +60,16 @@ def main() -> int:
             for policy, config in configs.items():
                 timings += TIMINGS
                 made.rounds(timings, lambda n: progress("profiling", n))
-                profiled = Profiled(made.out, made.write())
-                cost = profiled.cost_of(layouts[policy], files[policy])
                 if policy not in paced:
-                    paced[policy], _ = at_load(
-                        trace, config.model_copy(update={"cost": str(cost)}), LOAD
-                    )
+                    first = Profiled(made.out, made.write()).cost_of(layouts[policy], files[policy])
+                    priced = config.model_copy(update={"cost": str(first)})
+                    paced[policy], _ = at_load(trace, priced, LOAD)
                 runs.append((policy, run_here(paced[policy], config, how, {}, None, None)))
+        profiled = Profiled(made.out, made.write())
         reports: dict[str, list[Report]] = {policy: [] for policy in POLICIES}
+        costs = {policy: profiled.cost_of(layouts[policy], files[policy]) for policy in POLICIES}
         for policy, measured in runs:
-            cost = profiled.cost_of(layouts[policy], files[policy])
-            settings = configured(measured, {"cost": str(cost)})
+            settings = configured(measured, {"cost": str(costs[policy])})
             reports[policy].append(validate(measured, settings))
     good = judge(reports)
     print(f"three repeats of a profiled step lie {profiled.spread:.1%} apart")

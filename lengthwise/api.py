@@ -72,12 +72,15 @@ def compare(
 
     Returns:
         A record for each policy, in the order given.
+
+    Raises:
+        KeyboardInterrupt: one was interrupted.
     """
     requests, config = given_trace(trace, RunConfig.of(**options))
     options = options if config.trace is None else {**options, "trace": config.trace}
     prepared = {p: prepare_run(own, requests) for p, own in compared(policies, options).items()}
     return {
-        policy: run(ready, requests, None if progress is None else progress(policy))
+        policy: whole(run(ready, requests, None if progress is None else progress(policy)))
         for policy, ready in prepared.items()
     }
 
@@ -137,6 +140,17 @@ def run(
     made = recording.finish()
     notes = (*ready.notes, *recording.notes())
     return Record(config, made.requests, made.steps, made.events, notes, made.folded)
+
+
+def whole(record: Record) -> Record:
+    """A record that may be held against others, since it ran to its end.
+
+    Raises:
+        KeyboardInterrupt: it did not.
+    """
+    if record.config.get("interrupted"):
+        raise KeyboardInterrupt
+    return record
 
 
 def make_engine(ready: Prepared, recorder: Recorder) -> tuple[Core, Recorder]:

@@ -57,6 +57,8 @@ def profile(
 
     if out.exists() and not force:
         raise FolderError(f"{out} exists; give another --out, or --force to replace it")
+    if out.suffix != ".parquet":
+        raise FolderError(f"--out {out}: a profile is a Parquet file; let its name end in .parquet")
     if not out.parent.is_dir():
         raise FolderError(f"{out.parent}: no such folder; make it, or give another --out")
     profiling = Profiling(
@@ -85,5 +87,6 @@ def profile(
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        typer.echo(f"three repeats of a step lie {100 * summary['median_spread']:.1f}% apart")
+        if repeats > 1:
+            typer.echo(f"three repeats of a step lie {100 * summary['median_spread']:.1f}% apart")
         typer.echo(f"profile: {out}")

@@ -91,7 +91,7 @@ def compare(
 
     For example: lengthwise compare chat --policies static,continuous,chunked-prefill
     """
-    from lengthwise.api import read_trace, run
+    from lengthwise.api import read_trace, run, whole
     from lengthwise.cluster import prepare_run
     from lengthwise.console import compare_table, refusals
     from lengthwise.live import live
@@ -112,7 +112,7 @@ def compare(
             inside = temporary / name.replace("/", "_").replace(":", "_")
             inside.mkdir()
             with live(name, len(requests), *ready[name].room, quiet or as_json) as progress:
-                records[name] = run(ready[name], requests, progress, inside)
+                records[name] = whole(run(ready[name], requests, progress, inside))
             records[name].write(inside)
         summaries = {name: record.summary for name, record in records.items()}
         (temporary / "summary.json").write_text(json.dumps({"policies": summaries}, indent=2))

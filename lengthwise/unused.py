@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -104,9 +105,11 @@ def compared(policies: Iterable[str], options: Mapping[str, Any]) -> dict[str, R
     """The configuration of each policy of a comparison: an option goes to those that know it.
 
     Raises:
-        PolicyChoiceError: an option that none of them knows.
+        PolicyChoiceError: an option that none of them knows, or a policy given twice.
     """
     names = list(policies)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise PolicyChoiceError(f"{twice[0]} is given twice; a comparison needs it once")
     for option, value in options.items():
         if _asks(option, value) and not any(_takes(name, option) for name in names):
             raise PolicyChoiceError(

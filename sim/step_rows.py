@@ -61,9 +61,12 @@ def spread(seconds: ArrayLike) -> float:
         seconds: at least one, in the order in which they were measured.
 
     Returns:
-        (largest − least) of each three in a row, their mean, / median of all.
+        (largest − least) of each three in a row, their mean, / median of all; of two, half as much
+        again as they lie apart, which three would if what parts them is normal; of one, 0.
     """
     repeats = np.asarray(seconds, np.float64)
+    if len(repeats) == 2:
+        return float(1.5 * np.ptp(repeats) / np.median(repeats))
     threes = sliding_window_view(repeats, min(3, len(repeats)))
     return float(np.ptp(threes, axis=1).mean() / np.median(repeats))
 

@@ -17,6 +17,7 @@ import typer
 
 from lengthwise.cli import COMMANDS, main
 from lengthwise.help_page import EXAMPLE
+from serving.record import Record
 from tests.shared import ROOT
 
 FILES = ("config.json", "summary.json", "requests.parquet", "steps.parquet", "events.parquet")
@@ -48,6 +49,39 @@ def test_a_full_disk_behind_the_output_is_a_message() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("lengthwise: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_comparison_ends_where_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
+) -> None:
+    from lengthwise import api
+
+    def cut(ready: object, *rest: object) -> Record:
+        record = whole_run(ready, *rest)
+        record.config["interrupted"] = True
+        return record
+
+    whole_run = api.run
+    monkeypatch.setattr("lengthwise.api.run", cut)
+    code, out, err = run("compare", "chat", "--limit", "5", "--out", str(tmp_path / "c"))
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(KeyboardInterrupt):
+        api.compare("chat", ("static", "continuous"), limit=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("compare chat --policies static,continuous,static", "static is given twice"),
+        ("profile --model tiny --device cpu --out rows", "--out rows: a profile is a Parquet file"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_runs(arguments: str, said: str, run: Run) -> None:
+    code, out, err = run(*arguments.split())
+    assert (code, out) == (2, "")
+    assert said in err
 
 
 def test_an_interrupt_says_so(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

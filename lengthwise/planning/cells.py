@@ -76,17 +76,14 @@ def run_cell(cell: Cell, root: str) -> str | None:
     Returns:
         None, or why it failed.
     """
-    from lengthwise.api import run
+    from lengthwise.api import run, whole
     from lengthwise.cluster import prepare_run
 
     try:
         trace = cell.trace.at_rate(cell.config.rate_scale)
         ready = prepare_run(cell.config, trace)
         with Store(Path(root)).new(cell.key) as folder:
-            record = run(ready, trace, folder=folder)
-            if record.config.get("interrupted"):
-                raise KeyboardInterrupt
-            record.write(folder)
+            whole(run(ready, trace, folder=folder)).write(folder)
     except RecordExists:
         return None  # another worker did so first
     except ValueError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lengthwise.api import run
+from lengthwise.api import run, whole
 from lengthwise.cluster import prepare_run
 from lengthwise.config import RunConfig
 from lengthwise.planning.saturation import growth
@@ -103,9 +103,7 @@ def probe(
     ready = prepare_run(config, faster)
     if end is not None:
         ready = at_end(ready, end)
-    record = run(ready, faster)
-    if record.config.get("interrupted"):
-        raise KeyboardInterrupt
+    record = whole(run(ready, faster))
     if folder is not None:
         record.save(Path(folder))
     summary, grown = record.summary, growth(record)

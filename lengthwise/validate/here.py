@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lengthwise.api import run
+from lengthwise.api import run, whole
 from lengthwise.config import RunConfig
 from lengthwise.glimpse import Progress
 from lengthwise.on_model import How, run_on_model
@@ -144,7 +144,5 @@ def run_here(
     """
     if load is not None:
         trace, _ = at_load(trace, config.model_copy(update=simulated), load)
-    record = run_on_model(config, trace, replace(how, scale_lengths=None), progress)
-    if record.config.get("interrupted"):
-        raise KeyboardInterrupt
+    record = whole(run_on_model(config, trace, replace(how, scale_lengths=None), progress))
     return of_record(record, f"{trace.name} on {record.config['device']}", trace)

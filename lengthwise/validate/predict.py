@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.api import run
+from lengthwise.api import run, whole
 from lengthwise.config import RunConfig
 from lengthwise.prepare import Prepared, prepare
 from lengthwise.validate.measured import Measured, MeasuredError
@@ -62,10 +62,7 @@ def predict(measured: Measured, config: RunConfig, overhead_us: float | None = N
 
 def simulated(ready: Prepared, measured: Measured) -> Record:
     """Simulate a prepared run to its end."""
-    record = run(ready, measured.trace)
-    if record.config.get("interrupted"):
-        raise KeyboardInterrupt
-    return record
+    return whole(run(ready, measured.trace))
 
 
 def drawn(ready: Prepared, measured: Measured, seed: int) -> Iterator[Record]:

@@ -374,10 +374,14 @@ def test_tables_that_are_none(tmp_path):
 
 def test_spread_is_of_three_repeats_however_many_there_are():
     assert spread([2.0]) == 0
-    assert spread([2.0, 3.0]) == pytest.approx(1 / 2.5)
+    assert spread([2.0, 3.0]) == pytest.approx(1.5 / 2.5)
     assert spread([2.0, 3.0, 2.5]) == pytest.approx(1 / 2.5)
     assert spread([2.0, 3.0, 2.5, 2.5]) == pytest.approx((1 + 0.5) / 2 / 2.5)
     # three draws of a normal distribution lie 3 / sqrt(pi) of its deviation apart
+    pairs = np.random.default_rng(1).normal(1.0, 0.05, (2000, 2))
+    assert np.mean([spread(pair) for pair in pairs]) == pytest.approx(
+        3 / np.pi**0.5 * 0.05, rel=0.05
+    )
     many = np.random.default_rng(1).normal(1.0, 0.05, 20_000)
     assert spread(many) == pytest.approx(3 / np.pi**0.5 * 0.05, rel=0.02)
 
@@ -387,4 +391,4 @@ def test_rows_know_how_far_repeats_lie_apart():
     assert once.spread() is None
     twice = {name: np.concatenate([c, c[:10]]) for name, c in once.columns.items()}
     seconds = np.concatenate([once.seconds, 1.5 * once.seconds[:10]])
-    assert replace(once, columns=twice, seconds=seconds).spread() == pytest.approx(0.4)
+    assert replace(once, columns=twice, seconds=seconds).spread() == pytest.approx(1.5 * 0.4)
